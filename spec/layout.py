@@ -1,0 +1,80 @@
+"""Step 2: lay the verify pass out: who owns which query rows, KV entries and mask bits.
+
+Every width is the call's own: ``qo_indptr`` is made from the trees at hand and all other offsets from
+``qo_indptr``. No configured width exists here (field names: SGLang's Triton backend).
+"""
+
+import torch
+from jaxtyping import Int, Int64
+from torch import Tensor
+
+from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.errors import require
+from ddtree.spec.index import fits_int32, kv_len, mask_len, position
+from ddtree.spec.public import public
+
+
+@public
+def plan_verify(
+    tree: DraftTree,
+    prefix_lens: Int[Tensor, " B"],
+    slot_table: Int64[Tensor, "B max_context"],
+    q_lens: Int[Tensor, " B"] | None = None,
+) -> VerifyLayout:
+    """Lay out one verify pass.
+
+    Args:
+        tree: the trees, padded to Q rows.
+        prefix_lens: ``[B]`` committed KV entries of each request, the root not among them.
+        slot_table: ``[B, max_context]`` pool slot of each KV entry; entries ``prefix_len`` to
+            ``prefix_len + q_len`` are reserved for the tree, row r of the tree at entry
+            ``prefix_len + r``.
+        q_lens: ``[B]`` query rows of each request, ``num_nodes <= q_len <= Q``. None: Q for all, as
+            in a fixed-size batch; ``tree.num_nodes``: a ragged batch without padding.
+
+    Returns:
+        The layout: ``T = sum(q_lens)`` query rows.
+
+    Raises:
+        InputError: shapes that do not agree, a q_len that cuts off nodes, a context that is too
+            short, a negative length or slot, or sizes whose indptr overflows int32.
+    """
+    batch, rows = tree.token_ids.shape
+    require(prefix_lens.shape == (batch,), f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests")
+    require(slot_table.ndim == 2 and slot_table.shape[0] == batch, f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]")
+    require(q_lens is None or q_lens.shape == (batch,), f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has {batch} requests")
+    prefixes = [int(n) for n in prefix_lens]
+    widths = [rows] * batch if q_lens is None else [int(n) for n in q_lens]
+    for b, (prefix_len, q_len) in enumerate(zip(prefixes, widths, strict=True)):
+        _require_request(b, prefix_len, q_len, int(tree.num_nodes[b]), rows, slot_table)
+
+    device = slot_table.device
+    requests = list(zip(prefixes, widths, strict=True))
+    return VerifyLayout(
+        qo_indptr=_indptr("qo_indptr", widths, torch.int32, device),
+        kv_indptr=_indptr("kv_indptr", prefixes, torch.int32, device),
+        kv_indices=torch.cat([slot_table[b, :p] for b, (p, _) in enumerate(requests)]),
+        mask_indptr=_indptr("mask_indptr", [mask_len(p, q) for p, q in requests], torch.int64, device),
+        max_q_len=max(widths, default=0),
+        positions=torch.cat([position(p, tree.depths[b, :q].long()) for b, (p, q) in enumerate(requests)]),
+        out_cache_loc=torch.cat([slot_table[b, p : kv_len(p, q)] for b, (p, q) in enumerate(requests)]),
+    )
+
+
+def _require_request(
+    b: int, prefix_len: int, q_len: int, num_nodes: int, rows: int, slot_table: Tensor
+) -> None:
+    """Refuse lengths of one request that cannot be laid out."""
+    require(prefix_len >= 0, f"prefix_lens[{b}] is {prefix_len}; the least is 0")
+    require(num_nodes <= q_len <= rows, f"q_lens[{b}] is {q_len}; it must be from num_nodes = {num_nodes} to the tree's {rows} rows")
+    context = slot_table.shape[1]
+    require(kv_len(prefix_len, q_len) <= context, f"request {b} needs prefix_len + q_len = {prefix_len} + {q_len} = {kv_len(prefix_len, q_len)} entries; slot_table has {context}")
+    used = slot_table[b, : kv_len(prefix_len, q_len)]
+    require(bool((used >= 0).all()), f"slot_table[{b}] holds slot {int(used.min()) if used.numel() else 0} among the first {used.numel()} entries; slots are at least 0")
+
+
+def _indptr(name: str, lengths: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Offsets ``[B+1]`` of consecutive segments."""
+    total = sum(lengths)
+    require(dtype is torch.int64 or fits_int32(total), f"{name} would end at {total}, over int32's 2147483647: split the batch")
+    return torch.tensor([0, *lengths], dtype=torch.int64, device=device).cumsum(0).to(dtype)
