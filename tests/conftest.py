@@ -3,7 +3,7 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = (
-    "1"  # before Transformers is imported: a test that would download fails
+    "1"  # set before Transformers is imported: a download fails
 )
 
 import pytest
