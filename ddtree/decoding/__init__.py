@@ -1,0 +1,1 @@
+"""Real targets and drafters, and the loop that decodes with them."""

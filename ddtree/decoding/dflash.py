@@ -1,0 +1,145 @@
+"""The DFlash drafter: loads a published checkpoint and drafts a block a pass (``dflash_model.py``)."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ddtree.decoding.dflash_model import DFlashConfig, DFlashModel
+from ddtree.decoding.target import HFTarget
+from ddtree.spec.contracts import BlockSize
+from ddtree.spec.errors import InputError, require
+
+
+class DFlashDrafter:
+    """Drafts [root, mask, mask, ...] with the target's embedding table and head.
+
+    Keys and values of the committed entries are kept, so a pass costs the new entries and the
+    block alone.
+    """
+
+    def __init__(self, model: DFlashModel, target: HFTarget) -> None:
+        """Join a draft model to the target that it was trained for.
+
+        Raises:
+            InputError: the two do not fit (hidden size, layers, mask token), with the numbers.
+        """
+        config, embedding = model.config, target.model.get_input_embeddings().weight
+        head = target.model.get_output_embeddings()
+        require(head is not None, "the target has no output head for the drafter to use")
+        vocab, width = embedding.shape
+        layers = target.num_layers
+        require(
+            config.hidden_size == width,
+            f"the drafter's hidden size is {config.hidden_size}, the target's is {width}",
+        )
+        require(
+            config.num_target_layers == layers,
+            f"the drafter was made for {config.num_target_layers} layers, the target has {layers}",
+        )
+        bad = [i for i in config.target_layer_ids if not 0 <= i < layers]
+        require(not bad, f"target_layer_ids {bad} outside the target's {layers} layers")
+        require(
+            0 <= config.mask_token_id < vocab,
+            f"mask_token_id {config.mask_token_id} outside the target's vocabulary of {vocab}",
+        )
+        self.model = model.to(device=embedding.device, dtype=embedding.dtype).eval()
+        self.block_size = BlockSize(config.block_size)
+        self.target_layer_ids = config.target_layer_ids
+        self._embed = target.model.get_input_embeddings()
+        self._head = head
+        self.reset()
+
+    @classmethod
+    def load(cls, folder: str | Path, target: HFTarget) -> "DFlashDrafter":
+        """Load ``config.json`` and ``*.safetensors`` of a published checkpoint's folder.
+
+        Raises:
+            InputError: a file, a config field or a tensor is missing, surplus or of another shape.
+        """
+        folder = Path(folder).expanduser()
+        require(folder.is_dir(), f"no drafter folder {folder}")
+        config = DFlashConfig.from_json(folder / "config.json")
+        with torch.device("meta"):
+            model = DFlashModel(config)
+        model.load_state_dict(_checked(_read_weights(folder), model, folder), assign=True)
+        return cls(model, target)
+
+    def reset(self) -> None:
+        """Forget the request's context."""
+        config = self.model.config
+        empty = self.model.fc.weight.new_empty(0, config.num_key_value_heads, config.head_dim)
+        self._context = [(empty, empty)] * config.num_hidden_layers
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        token_ids: Int64[Tensor, " length"],
+        features: Float[Tensor, "new width"] | None,
+    ) -> Float32[Tensor, "1 horizon vocab"]:
+        """Log-probs of the block's mask rows; see ``Drafter.draft``.
+
+        Raises:
+            InputError: ``features`` do not complete the context up to the root.
+        """
+        prefix_len = token_ids.numel() - 1
+        known = self._context[0][0].shape[0]
+        new = 0 if features is None else features.shape[0]
+        require(
+            features is not None and known + new == prefix_len,
+            f"the drafter holds {known} entries and got {new} more; the prefix has {prefix_len}",
+        )
+        assert features is not None
+        device = self.model.fc.weight.device
+        config = self.model.config
+        entries = torch.arange(known, prefix_len, device=device)
+        added = self.model.context(features.to(self.model.fc.weight), entries)
+        self._context = [
+            (torch.cat([k, new_k]), torch.cat([v, new_v]))
+            for (k, v), (new_k, new_v) in zip(self._context, added, strict=True)
+        ]
+        block = torch.full((self.block_size,), config.mask_token_id, device=device)
+        block[0] = token_ids[-1]
+        positions = prefix_len + torch.arange(self.block_size, device=device)
+        x = self._embed(block) * config.input_embedding_scale
+        hidden = self.model(x, positions, self._context)
+        logits = self._head(hidden[1:]).float() * config.output_multiplier
+        if config.final_logit_softcapping:
+            cap = config.final_logit_softcapping
+            logits = torch.tanh(logits / cap) * cap
+        return torch.log_softmax(logits, dim=-1)[None]
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    require(bool(files), f"the drafter folder {folder} holds no .safetensors file")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot read the drafter's weights {file}: {error}") from error
+    return weights
+
+
+def _checked(weights: dict[str, Tensor], model: DFlashModel, folder: Path) -> dict[str, Tensor]:
+    """The weights, once every name and shape is the model's."""
+    expected = model.state_dict()
+    faults = [
+        f"{what} {', '.join(sorted(names))}"
+        for what, names in (
+            ("missing:", expected.keys() - weights.keys()),
+            ("surplus:", weights.keys() - expected.keys()),
+        )
+        if names
+    ]
+    faults += [
+        f"{name} has shape {list(weights[name].shape)}, the config makes it {list(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    require(not faults, f"the drafter in {folder} does not fit its config; {'; '.join(faults)}")
+    return weights
