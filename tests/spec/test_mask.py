@@ -1,0 +1,205 @@
+"""The four mask forms: hand-computed bits, a plain walk up the parents, exact conversion."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as hs
+from torch import Tensor
+
+from ddtree.invariants import strategies as st
+from ddtree.spec.contracts import (
+    BitMask,
+    DenseMask,
+    DraftTree,
+    FlatMask,
+    PackedMask,
+    TreeMask,
+    VerifyLayout,
+)
+from ddtree.spec.errors import InputError
+from ddtree.spec.layout import plan_verify
+from ddtree.spec.mask import convert_mask, tree_mask
+from tests import oracles
+
+
+def numbers(mask: TreeMask) -> list[Tensor]:
+    """The mask's tensors, with bits compared as unsigned words."""
+    match mask:
+        case FlatMask(allowed):
+            return [allowed]
+        case PackedMask(packed, byte_indptr):
+            return [packed, byte_indptr]
+        case DenseMask(bias):
+            return [bias]
+        case BitMask(words):
+            return [words]
+
+
+def assert_equal(left: TreeMask, right: TreeMask) -> None:
+    """Same form, same numbers, same dtypes."""
+    assert type(left) is type(right)
+    for a, b in zip(numbers(left), numbers(right), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+def q_lens(layout: VerifyLayout) -> list[int]:
+    """Widths of the call's requests."""
+    ends = layout.qo_indptr.tolist()
+    return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+
+
+@pytest.fixture
+def small() -> tuple[DraftTree, VerifyLayout]:
+    """Root with children 1 and 2, 3 below 1, one padding row; and a lone root; prefixes 2 and 1."""
+    tree = DraftTree(
+        token_ids=torch.tensor([[5, 6, 7, 8, 0], [9, 0, 0, 0, 0]]),
+        parents=torch.tensor([[-1, 0, 0, 1, -1], [-1] * 5], dtype=torch.int32),
+        depths=torch.tensor([[0, 1, 1, 2, 0], [0] * 5], dtype=torch.int32),
+        scores=torch.zeros(2, 5, dtype=torch.float64),
+        num_nodes=torch.tensor([4, 1], dtype=torch.int32),
+    )
+    slots = torch.arange(20).reshape(2, 10)
+    return tree, plan_verify(tree, torch.tensor([2, 1]), slots, torch.tensor([5, 1]))
+
+
+def test_flat_written_out(small: tuple[DraftTree, VerifyLayout]) -> None:
+    """Every bit of the flat form, prefix columns first."""
+    rows = [
+        "11 10000",  # root
+        "11 11000",  # node 1: root, itself
+        "11 10100",  # node 2: root, itself, not its sibling
+        "11 11010",  # node 3: root, node 1, itself
+        "11 00001",  # padding: the prefix and itself
+        "1 1",  # the lone root of request 1
+    ]
+    expected = [bit == "1" for row in rows for bit in row.replace(" ", "")]
+    assert tree_mask(*small, "flat").allowed.tolist() == expected
+
+
+def test_packed_written_out(small: tuple[DraftTree, VerifyLayout]) -> None:
+    """The flat bits LSB first; request 1 starts on a fresh byte.
+
+    1110000 1111000 1110100 1111010 1100001 in groups of eight: 11100001 11100011 10100111 10101100
+    001, each read from the right; then 11.
+    """
+    mask = tree_mask(*small, "packed")
+    assert mask.packed.tolist() == [0b10000111, 0b11000111, 0b11100101, 0b00110101, 0b100, 0b11]
+    assert mask.byte_indptr.tolist() == [0, 5, 6]
+
+
+def test_bits_written_out(small: tuple[DraftTree, VerifyLayout]) -> None:
+    """Bit j of a row's word says whether it sees node j."""
+    mask = tree_mask(*small, "bits")
+    assert mask.words.tolist() == [[0b1], [0b11], [0b101], [0b1011], [0b10000], [0b1]]
+
+
+def test_dense_written_out(small: tuple[DraftTree, VerifyLayout]) -> None:
+    """0 where allowed, the lowest float elsewhere; rows past a request's q_len see themselves."""
+    allowed = tree_mask(*small, "dense").bias[:, 0] == 0
+    lowest = torch.finfo(torch.float32).min
+    assert tree_mask(*small, "dense").bias.unique().tolist() == [lowest, 0.0]
+    assert allowed.int().tolist() == [
+        [
+            [1, 1, 1, 0, 0, 0, 0],
+            [1, 1, 1, 1, 0, 0, 0],
+            [1, 1, 1, 0, 1, 0, 0],
+            [1, 1, 1, 1, 0, 1, 0],
+            [1, 1, 0, 0, 0, 0, 1],
+        ],
+        [
+            [1, 0, 1, 0, 0, 0, 0],
+            [0, 0, 0, 1, 0, 0, 0],
+            [0, 0, 0, 0, 1, 0, 0],
+            [0, 0, 0, 0, 0, 1, 0],
+            [0, 0, 0, 0, 0, 0, 1],
+        ],
+    ]
+
+
+def test_the_32nd_node_is_the_sign_bit() -> None:
+    """In a chain of 33 the 32nd row's word has all bits set, -1 as int32, and row 33 a second word."""
+    parents = torch.arange(-1, 32, dtype=torch.int32)[None]
+    tree = DraftTree(
+        torch.zeros(1, 33, dtype=torch.int64),
+        parents,
+        parents + 1,
+        torch.zeros(1, 33, dtype=torch.float64),
+        torch.tensor([33], dtype=torch.int32),
+    )
+    layout = plan_verify(tree, torch.tensor([0]), torch.arange(33)[None])
+    words = tree_mask(tree, layout, "bits").words
+    assert words.dtype == torch.int32
+    assert words[30:].tolist() == [[2**31 - 1, 0], [-1, 0], [-1, 1]]
+
+
+@given(st.verify_calls())
+def test_flat_equals_a_walk_up_the_parents(call: st.VerifyCall) -> None:
+    """Every entry is what walking up the parents says; real rows see no padding."""
+    parents, widths = call.tree.parents.tolist(), q_lens(call.layout)
+    expected = oracles.flat_mask(parents, call.prefix_lens.tolist(), widths)
+    assert tree_mask(call.tree, call.layout, "flat").allowed.tolist() == expected
+    flat = iter(expected)
+    for b, width in enumerate(widths):
+        real, prefix_len = int(call.tree.num_nodes[b]), int(call.prefix_lens[b])
+        for row in range(width):
+            seen = [next(flat) for _ in range(prefix_len + width)]
+            assert row >= real or not any(seen[prefix_len + real :])
+
+
+@given(st.verify_calls())
+def test_each_form_converts_to_each(call: st.VerifyCall) -> None:
+    """From any form to any other and back, nothing changes, ragged or fixed, prefix 0 included."""
+    masks: dict[str, TreeMask] = {
+        form: tree_mask(call.tree, call.layout, form) for form in st.FORMS
+    }
+    for source, wanted in product(st.FORMS, st.FORMS):
+        there = convert_mask(masks[source], call.layout, wanted)
+        assert_equal(there, masks[wanted])
+        assert_equal(convert_mask(there, call.layout, source), masks[source])
+
+
+@given(st.verify_calls(max_q_len=9), hs.data())
+def test_masks_that_are_no_trees_convert_exactly(call: st.VerifyCall, data: hs.DataObject) -> None:
+    """Flat, packed and dense say any visibility at all; bits says it or refuses a hidden prefix."""
+    size = int(call.layout.mask_indptr[-1])
+    bits = data.draw(hs.binary(min_size=-(-size // 8), max_size=-(-size // 8)))
+    allowed = torch.tensor([bits[i // 8] >> i % 8 & 1 == 1 for i in range(size)])
+    flat = FlatMask(allowed)
+    for form in ("packed", "dense"):
+        there = convert_mask(flat, call.layout, form)
+        assert_equal(convert_mask(there, call.layout, "flat"), flat)
+    hidden = False
+    for b, width in enumerate(q_lens(call.layout)):
+        start, prefix_len = int(call.layout.mask_indptr[b]), int(call.prefix_lens[b])
+        rows = allowed[start : int(call.layout.mask_indptr[b + 1])].reshape(width, -1)
+        hidden = hidden or not bool(rows[:, :prefix_len].all())
+    if hidden:
+        with pytest.raises(InputError, match="does not see prefix entry"):
+            convert_mask(flat, call.layout, "bits")
+    else:
+        there = convert_mask(flat, call.layout, "bits")
+        assert_equal(convert_mask(there, call.layout, "flat"), flat)
+
+
+@given(st.verify_calls(max_q_len=9))
+def test_a_mask_of_another_width_is_refused(call: st.VerifyCall) -> None:
+    """A flat mask one entry short, and one too long, is refused with both lengths."""
+    allowed = tree_mask(call.tree, call.layout, "flat").allowed
+    for wrong in (allowed[1:], torch.cat([allowed, allowed[:1]])):
+        with pytest.raises(InputError, match=f"{len(wrong)} flat mask entries.* {len(allowed)}"):
+            convert_mask(FlatMask(wrong), call.layout, "packed")
+
+
+def test_a_configured_width_in_mask_indptr_is_refused(
+    small: tuple[DraftTree, VerifyLayout],
+) -> None:
+    """A mask_indptr of another width than qo_indptr's is named, with its end and the right one."""
+    tree, layout = small
+    mask = tree_mask(tree, layout, "flat")
+    wrong = replace(layout, mask_indptr=torch.tensor([0, 24, 33]))
+    with pytest.raises(InputError, match="mask_indptr ends at 33.* is 37"):
+        convert_mask(mask, wrong, "bits")
