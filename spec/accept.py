@@ -1,7 +1,7 @@
 """Step 5: walk down the tree along the target's choices.
 
 The target has a choice at every node. From the root, follow the child that holds the choice; where no
-child does, the choice is the bonus token (paper, section 3; the official code walks the same way).
+child does, the choice is the bonus token (``follow_verified_tree`` in the official code).
 """
 
 import torch

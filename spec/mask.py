@@ -135,7 +135,8 @@ def read_mask(mask: TreeMask, layout: VerifyLayout, b: int) -> Matrix:
         case PackedMask(packed, byte_indptr):
             bit = mask_offset(0, row, col, prefix_len, q_len)
             byte = _gather("packed mask", packed, packed_byte(int(byte_indptr[b]), bit))
-            return (byte >> packed_shift(bit) & 1).bool()
+            bits: Tensor = byte >> packed_shift(bit) & 1
+            return bits.bool()
         case DenseMask(bias):
             tree_start = bias.shape[3] - bias.shape[2]
             entry = torch.where(col < prefix_len, col, tree_start + col - prefix_len)
