@@ -161,7 +161,7 @@ with ddtree.debug():
     layout = spec.plan_verify(tree, torch.tensor([5]), slots)
     mask = spec.tree_mask(tree, layout, form="flat")
 ddtree.check(tree, layout, mask)
-ddtree.dump("call.safetensors", tree=tree, layout=layout, mask=mask)
+ddtree.dump("call.safetensors", tree, layout, mask)
 print(ddtree.violations(ddtree.load("call.safetensors")))
 """
     assert python(code, cwd=tmp_path, only=base_install).strip() == "[]"
