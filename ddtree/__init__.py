@@ -1,0 +1,70 @@
+"""Reference, checker and tools for draft-tree speculative decoding (DDTree).
+
+``ddtree.spec`` is the reference, ``ddtree.invariants`` the checker, ``ddtree.decoding`` targets, drafters
+and generation. The names below are imported when first used, so that the command line answers at once;
+``DDTREE_DEBUG=1`` turns debug mode on at import.
+"""
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddtree.invariants import (
+        InvariantViolation,
+        check,
+        debug,
+        dump,
+        load,
+        report,
+        violations,
+    )
+    from ddtree.spec import (
+        BlockSize,
+        Budget,
+        Horizon,
+        InputError,
+        NumNodes,
+        PrefixLen,
+        QLen,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlockSize",
+    "Budget",
+    "Horizon",
+    "InputError",
+    "InvariantViolation",
+    "NumNodes",
+    "PrefixLen",
+    "QLen",
+    "__version__",
+    "check",
+    "debug",
+    "dump",
+    "load",
+    "report",
+    "violations",
+]
+
+_CHECKER = {"InvariantViolation", "check", "debug", "dump", "load", "report", "violations"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home."""
+    if name not in __all__:
+        raise AttributeError(f"module 'ddtree' has no attribute {name!r}")
+    home = "ddtree.invariants" if name in _CHECKER else "ddtree.spec"
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+if os.environ.get("DDTREE_DEBUG"):
+    import_module("ddtree.invariants")
