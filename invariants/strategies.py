@@ -324,7 +324,7 @@ def samplings(draw: st.DrawFn, vocab: int) -> Sampling:
         temperature=draw(st.sampled_from([1.0, 0.0, 0.5, 2.0])),
         top_k=draw(st.none() | st.integers(1, vocab)),
         top_p=draw(st.none() | st.sampled_from([1.0, 0.9, 0.5, 0.1])),
-        seed=draw(st.integers(0, 2**64 - 1)),
+        seed=draw(st.integers(0, 2**63)),  # room to add the request's number
     )
 
 
@@ -346,7 +346,8 @@ def round_cases(
     prompts = draw(st.lists(prompt, min_size=batch, max_size=batch).map(tuple))
     roots = draw(st.lists(token, min_size=batch, max_size=batch))
     budget = draw(budgets(max_budget))
-    max_context = max(len(p) for p in prompts) + budget + 1 + draw(st.integers(0, 5))
+    spare = draw(st.integers(0, 3 * (horizon + 1)))  # room for later rounds
+    max_context = max(len(p) for p in prompts) + budget + 1 + spare
     slots = draw(slot_tables(batch, max_context, page_sizes))
     log_probs = draw(draft_log_probs(batch, horizon, vocab))
     case = RoundCase(

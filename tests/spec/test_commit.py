@@ -7,7 +7,7 @@ from hypothesis import strategies as hs
 
 from ddtree.invariants import strategies as st
 from ddtree.spec.commit import commit_kv
-from ddtree.spec.contracts import Acceptance, PagedKV, VerifyLayout
+from ddtree.spec.contracts import Acceptance, Budget, PagedKV, VerifyLayout
 from ddtree.spec.round import verify_round
 
 
@@ -114,7 +114,7 @@ def a_full_round() -> st.RoundCase:
         torch.full((1, 3, 5), -2.0),
         torch.tensor([2]),
         ((1, 3),),
-        st.Budget(7),
+        Budget(7),
         None,
         st.SlotTable(table, 4, 24),
     )
