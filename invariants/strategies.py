@@ -339,13 +339,13 @@ def round_cases(
     page_sizes: Sequence[int] = PAGE_SIZES,
 ) -> RoundCase:
     """Whole rounds; the draft often likes what the target will choose, so that paths are accepted."""
+    budget = draw(budgets(max_budget))
     batch = draw(st.integers(1, max_batch))
     horizon, vocab = draw(st.integers(0, max_horizon)), draw(st.integers(1, max_vocab))
     token = st.integers(0, vocab - 1)
     prompt = st.lists(token, max_size=max_prefix).map(tuple)
     prompts = draw(st.lists(prompt, min_size=batch, max_size=batch).map(tuple))
     roots = draw(st.lists(token, min_size=batch, max_size=batch))
-    budget = draw(budgets(max_budget))
     spare = draw(st.integers(0, 3 * (horizon + 1)))  # room for later rounds
     max_context = max(len(p) for p in prompts) + budget + 1 + spare
     slots = draw(slot_tables(batch, max_context, page_sizes))
