@@ -17,9 +17,10 @@ LINKED = ("spec", "invariants")
 # A call that only the shape annotations refuse: two-dimensional log-probs.
 WRONG_SHAPE = """
 import torch, ddtree
+from ddtree import spec
 with ddtree.debug():
     try:
-        ddtree.spec.build_tree(torch.zeros(3, 5), torch.zeros(1, dtype=torch.int64), 4)
+        spec.build_tree(torch.zeros(3, 5), torch.zeros(1, dtype=torch.int64), 4)
     except Exception as error:
         print(type(error).__module__, type(error).__name__)
     else:
