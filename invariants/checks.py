@@ -1,0 +1,126 @@
+"""Checking one call against the whole table."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddtree.invariants.call import Call
+from ddtree.invariants.invariant import Invariant
+from ddtree.invariants.sizes import sizes_of
+from ddtree.invariants.table import TABLE
+from ddtree.invariants.violation import InvariantViolation, Violation
+from ddtree.spec.contracts import Acceptance, Commit, DraftTree, TreeMask, VerifyLayout
+from ddtree.spec.errors import require
+
+_STRUCTURE = {"batch", "tree_shape"}
+"""Where these are broken nothing else can be addressed, so nothing else is checked."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check of one call came to."""
+
+    held: tuple[str, ...]
+    broken: tuple[InvariantViolation, ...]
+    """In the order of the table, each request and place by itself."""
+    not_checked: dict[str, str]
+    """Invariant: why."""
+
+    @property
+    def ok(self) -> bool:
+        """No invariant is broken; those not checked are not known to hold."""
+        return not self.broken
+
+    def __str__(self) -> str:
+        lines = [str(violation) for violation in self.broken]
+        lines.append(f"held: {', '.join(self.held) or 'none'}")
+        lines += [f"not checked: {name} ({why})" for name, why in self.not_checked.items()]
+        return "\n".join(lines)
+
+
+def report(call: Call, where: str = "") -> Report:
+    """Check every invariant that the call's fields allow.
+
+    Args:
+        call: the call; what it does not hold is not checked.
+        where: what is being checked, for the message: "on entry to verify_attention".
+    """
+    call = call.on_cpu()
+    sizes = sizes_of(call)
+    held: list[str] = []
+    broken: dict[str, list[Violation]] = {}
+    not_checked: dict[str, str] = {}
+    for row in TABLE:
+        causes = [name for name in broken if name in _STRUCTURE or name in row.given]
+        missing = row.missing(call, sizes)
+        if causes or missing:
+            lacks = " and ".join(need.replace("|", "/") for need in missing)
+            not_checked[row.id] = f"{causes[0]} is broken" if causes else f"no {lacks}"
+            continue
+        found = list(row.check(call, sizes))
+        if found:
+            broken[row.id] = found
+        else:
+            held.append(row.id)
+    raised = tuple(
+        _violation(row, found, where, tuple(name for name in broken if name != row.id))
+        for row in TABLE
+        for found in broken.get(row.id, ())
+    )
+    return Report(tuple(held), raised, not_checked)
+
+
+def violations(call: Call, where: str = "") -> list[InvariantViolation]:
+    """Everything that is broken, in the order of the table."""
+    return list(report(call, where).broken)
+
+
+def check(
+    tree: DraftTree | None = None,
+    layout: VerifyLayout | None = None,
+    mask: TreeMask | None = None,
+    acceptance: Acceptance | None = None,
+    commit: Commit | None = None,
+    buffers: object | None = None,
+    *,
+    call: Call | None = None,
+    where: str = "",
+    **known: Any,
+) -> None:
+    """Raise the first broken invariant of a call, by the order of the table.
+
+    Args:
+        tree: the call's trees, and so on: whatever there is of it.
+        layout: its layout.
+        mask: its mask, in any form.
+        acceptance: what was accepted.
+        commit: what was committed.
+        buffers: ``VerifyBuffers`` that hold the call; in place of layout and mask.
+        call: a captured call; what is given beside it wins.
+        where: what is being checked, for the message.
+        known: single fields of ``Call`` by name, such as ``prefix_lens`` or ``kv_pool_size``.
+
+    Raises:
+        InvariantViolation: the first broken one; ``also`` names the others.
+        InputError: an unknown field or one of a wrong kind, or nothing to check.
+    """
+    require(buffers is None or (layout is None and mask is None), "give the buffers, or the layout and mask, not both: buffers hold their own")
+    parts = Call.of(tree, layout, mask, buffers, acceptance, commit, **known)
+    whole = parts if call is None else replace(call, **parts.known())
+    require(bool(whole.known()), "there is nothing to check: give a tree, a layout, a mask, ...")
+    for violation in violations(whole, where):
+        raise violation
+
+
+def _violation(row: Invariant, found: Violation, where: str, also: tuple[str, ...]) -> InvariantViolation:
+    return InvariantViolation(
+        row.id,
+        found.request,
+        found.expected,
+        found.found,
+        found.hint,
+        detail=found.detail,
+        statement=row.statement,
+        formula=row.formula,
+        where=where,
+        also=also,
+    )

@@ -1,0 +1,23 @@
+"""The table of invariants. Errors, reports and the page of this folder are made from it."""
+
+from ddtree.invariants.acceptance import ACCEPTANCE
+from ddtree.invariants.buffers import BUFFERS
+from ddtree.invariants.commit import COMMIT
+from ddtree.invariants.invariant import Invariant
+from ddtree.invariants.layout import LAYOUT
+from ddtree.invariants.mask import MASK
+from ddtree.invariants.tree import TREE
+from ddtree.invariants.whole import WHOLE
+
+TABLE: tuple[Invariant, ...] = (*WHOLE, *TREE, *LAYOUT, *MASK, *BUFFERS, *ACCEPTANCE, *COMMIT)
+"""In the order in which they are checked: a cause stands before what follows from it."""
+
+
+def as_markdown() -> str:
+    """The table as it stands in README.md."""
+    lines = ["| invariant | of | says | formula | needs |", "|---|---|---|---|---|"]
+    for row in TABLE:
+        formula = row.formula.replace("|", "\\|")
+        needs = ", ".join(f"`{need}`" for need in row.needs).replace("|", "` or `")
+        lines.append(f"| `{row.id}` | {row.subject} | {row.statement} | `{formula}` | {needs} |")
+    return "\n".join(lines)
