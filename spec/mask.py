@@ -106,6 +106,8 @@ def request_lens(layout: VerifyLayout, b: int) -> tuple[int, int]:
     """``(prefix_len, q_len)`` of request b, from this call's indptrs and nothing else."""
     prefix_len = int(layout.kv_indptr[b + 1] - layout.kv_indptr[b])
     q_len = int(layout.qo_indptr[b + 1] - layout.qo_indptr[b])
+    require(prefix_len >= 0, f"kv_indptr falls: request {b} has prefix_len {prefix_len}")
+    require(q_len >= 0, f"qo_indptr falls: request {b} has q_len {q_len}")
     return prefix_len, q_len
 
 
@@ -152,8 +154,9 @@ def read_mask(mask: TreeMask, layout: VerifyLayout, b: int) -> Matrix:
 
 
 def _gather(name: str, memory: Tensor, offsets: Tensor) -> Tensor:
-    """Read ``memory`` at ``offsets``, refusing an address past its end."""
-    last = int(offsets.max()) if offsets.numel() else -1
+    """Read ``memory`` at ``offsets``, refusing an address outside it."""
+    first, last = (int(offsets.min()), int(offsets.max())) if offsets.numel() else (0, -1)
+    require(first >= 0, f"{name} starts at entry 0; the layout reads entry {first}")
     require(last < memory.numel(), f"{name} has {memory.numel()} entries; the layout reads entry {last}")
     return memory[offsets]
 
