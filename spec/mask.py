@@ -104,11 +104,17 @@ def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
 
 def request_lens(layout: VerifyLayout, b: int) -> tuple[int, int]:
     """``(prefix_len, q_len)`` of request b, from this call's indptrs and nothing else."""
-    prefix_len = int(layout.kv_indptr[b + 1] - layout.kv_indptr[b])
-    q_len = int(layout.qo_indptr[b + 1] - layout.qo_indptr[b])
+    prefix_len = _entry("kv_indptr", layout.kv_indptr, b + 1) - int(layout.kv_indptr[b])
+    q_len = _entry("qo_indptr", layout.qo_indptr, b + 1) - int(layout.qo_indptr[b])
     require(prefix_len >= 0, f"kv_indptr falls: request {b} has prefix_len {prefix_len}")
     require(q_len >= 0, f"qo_indptr falls: request {b} has q_len {q_len}")
     return prefix_len, q_len
+
+
+def _entry(name: str, indptr: Tensor, i: int) -> int:
+    """Entry i of an indptr, refusing one that is too short for the call's requests."""
+    require(i < indptr.numel(), f"{name} has {indptr.numel()} entries; the call's requests need entry {i}")
+    return int(indptr[i])
 
 
 def ancestors_or_self(parents: list[int]) -> Bool[Tensor, "q_len q_len"]:
@@ -133,13 +139,14 @@ def read_mask(mask: TreeMask, layout: VerifyLayout, b: int) -> Matrix:
     col = torch.arange(width, device=device)[None, :]
     match mask:
         case FlatMask(allowed):
-            return _gather("flat mask", allowed, mask_offset(int(layout.mask_indptr[b]), row, col, prefix_len, q_len))
+            return _gather("flat mask", allowed, mask_offset(_entry("mask_indptr", layout.mask_indptr, b), row, col, prefix_len, q_len))
         case PackedMask(packed, byte_indptr):
             bit = mask_offset(0, row, col, prefix_len, q_len)
-            byte = _gather("packed mask", packed, packed_byte(int(byte_indptr[b]), bit))
+            byte = _gather("packed mask", packed, packed_byte(_entry("byte_indptr", byte_indptr, b), bit))
             bits: Tensor = byte >> packed_shift(bit) & 1
             return bits.bool()
         case DenseMask(bias):
+            require(b < bias.shape[0], f"dense mask has {bias.shape[0]} requests; the layout's call has request {b}")
             tree_start = bias.shape[3] - bias.shape[2]
             entry = torch.where(col < prefix_len, col, tree_start + col - prefix_len)
             require(q_len <= bias.shape[2] and prefix_len <= tree_start, f"dense mask has {bias.shape[2]} rows and {tree_start} prefix columns; request {b} needs {q_len} and {prefix_len}")

@@ -184,6 +184,10 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (attend(layout=replace(LAYOUT, qo_indptr=indptr(0, 4, 3))), "request 1 has q_len -1"),
     (attend(layout=replace(LAYOUT, kv_indptr=indptr(0, 5, 9))), "kv_indptr gives request 1 entries 5 to 9; kv_indices has 8"),
     (attend(layout=replace(LAYOUT, kv_indptr=indptr(0, 5, 4))), "request 1 has prefix_len -1"),
+    (attend(layout=replace(LAYOUT, kv_indptr=indptr(0, 5))), "kv_indptr has 2 entries; the call's requests need entry 2"),
+    (attend(layout=replace(LAYOUT, mask_indptr=torch.tensor([0]))), "mask_indptr has 1 entries; the call's requests need entry 1"),
+    (attend(mask=PackedMask(torch.zeros(9, dtype=torch.uint8), torch.tensor([0]))), "byte_indptr has 1 entries"),
+    (attend(mask=DenseMask(torch.zeros(1, 1, 4, 9))), "dense mask has 1 requests; the layout's call has request 1"),
     (attend(layout=replace(LAYOUT, mask_indptr=torch.tensor([-3, 33, 61]))), "the layout reads entry -3"),
     # accept_greedy
     (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(-1)), "horizon is -1; the least is 0"),
