@@ -64,7 +64,7 @@ class NGramDrafter:
             for depth in range(1, horizon_of(self.block_size) + 1)
         ]
         probs = torch.stack(rows) if rows else counts.new_empty(0, self.vocab_size)
-        return probs.log().float()[None].to(token_ids.device)
+        return probs.log().float().clamp(max=0)[None].to(token_ids.device)
 
     def _votes_at(
         self, ids: Int64[Tensor, " length"], votes: Float64[Tensor, " places"], depth: int

@@ -1,0 +1,92 @@
+"""What a Transformers model must be able to do to verify trees, checked before it runs."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddtree.spec.errors import require
+
+
+def require_tree_target(model: Any) -> None:
+    """Refuse a model that cannot verify a tree, naming what stands in the way.
+
+    A tree pass needs, in every layer, KV entries that can be masked, gathered and dropped one by
+    one, and positions that the caller gives.
+
+    Raises:
+        InputError: an encoder-decoder, recurrent or linear-attention layers, a sliding-window cache
+            (it drops entries), ALiBi, or a forward without ``position_ids``.
+    """
+    from transformers import DynamicCache
+
+    name = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    require(not model.config.is_encoder_decoder, f"{name} is an encoder-decoder model")
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    require(
+        not kinds,
+        f"{name} has layers of type {', '.join(kinds)}: their cache cannot drop the rejected nodes "
+        "of a tree; only full_attention can",
+    )
+    require(
+        not getattr(model, "_is_stateful", False),
+        f"{name} keeps a recurrent state, which cannot drop the rejected nodes of a tree",
+    )
+    layers = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})
+    require(
+        layers in ([], ["DynamicLayer"]),
+        f"{name} caches in {', '.join(layers)}: only a plain DynamicLayer keeps every entry",
+    )
+    require(not getattr(config, "alibi", False), f"{name} uses ALiBi: positions by row, not by depth")
+    inputs = inspect.signature(model.forward).parameters
+    for needed in ("attention_mask", "position_ids"):
+        require(needed in inputs, f"{name}.forward takes no {needed}")
+    require(model.get_output_embeddings() is not None, f"{name} has no output head")
+
+
+def context_of(model: Any) -> int | None:
+    """The most tokens that the model's configuration allows, or None where it does not say."""
+    config = model.config.get_text_config(decoder=True)
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+class Caller:
+    """Calls a model's forward by the argument names of the installed Transformers."""
+
+    def __init__(self, model: Any) -> None:
+        """Look up the names once: the cache argument was renamed, not every model skips rows."""
+        inputs = inspect.signature(model.forward).parameters
+        self.model = model
+        self.cache_name = "cache" if "cache" in inputs else "past_key_values"
+        self.skips_rows = "logits_to_keep" in inputs
+
+    def __call__(
+        self, token_ids: Tensor, cache: Any, *, keep: int | Tensor, **inputs: Any
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Run ``token_ids [n]``, extending ``cache``.
+
+        Args:
+            token_ids: ``[n]`` tokens.
+            cache: the Transformers cache, changed in place.
+            keep: rows whose logits are wanted: how many of the last ones, or their indices.
+            inputs: further arguments of the model's forward.
+
+        Returns:
+            The logits ``[rows, vocab]`` of those rows, and the hidden states if asked for.
+        """
+        inputs[self.cache_name] = cache
+        if self.skips_rows:
+            inputs["logits_to_keep"] = keep
+        out = self.model(input_ids=token_ids[None], use_cache=True, **inputs)
+        logits: Tensor = out.logits[0]
+        if not self.skips_rows:
+            logits = logits[-keep:] if isinstance(keep, int) else logits[keep]
+        return logits, out.hidden_states
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The number that an additive mask holds where attending is not allowed."""
+    return torch.finfo(dtype).min
