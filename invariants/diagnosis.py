@@ -32,10 +32,14 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     if found is None or sizes.prefix_lens is None or sizes.q_lens is None:
         return ""
     pairs = list(zip(found, sizes.prefix_lens, strict=True))
-    hint = width_elsewhere(call, sizes, [width_of_segment(segment, prefix) for segment, prefix in pairs])
+    hint = width_elsewhere(
+        call, sizes, [width_of_segment(segment, prefix) for segment, prefix in pairs]
+    )
     if hint:
         return hint
-    if [segment for segment, _ in pairs] == [q * p for p, q in zip(sizes.prefix_lens, sizes.q_lens, strict=True)]:
+    if [segment for segment, _ in pairs] == [
+        q * p for p, q in zip(sizes.prefix_lens, sizes.q_lens, strict=True)
+    ]:
         return "every segment is q_len * prefix_len: the tree's own columns were left out"
     return _other_prefix(found, sizes)
 
@@ -70,7 +74,9 @@ def kv_lens(call: Call, sizes: Sizes) -> str:
     if found is None or sizes.q_lens is None or sizes.prefix_lens is None:
         return ""
     with_tree = [index.kv_len(p, q) for p, q in zip(sizes.prefix_lens, sizes.q_lens, strict=True)]
-    if found != with_tree or not (call.prefix_lens is not None or counts_tree(call, found, sizes.q_lens)):
+    if found != with_tree or not (
+        call.prefix_lens is not None or counts_tree(call, found, sizes.q_lens)
+    ):
         return ""
     return "every segment is prefix_len + q_len: kv_indptr counts the tree's own entries (FlashInfer's convention); here it counts the prefix alone"
 
@@ -91,10 +97,11 @@ def token_zero_as_padding(call: Call, request: int) -> str:
     """``num_nodes`` counts the tokens that are not 0, while the parents count more nodes."""
     if call.token_ids is None or call.parents is None or call.num_nodes is None:
         return ""
-    counted = int(call.num_nodes[request])
+    counted, tokens = int(call.num_nodes[request]), call.token_ids[request]
     nodes = 1 + int((call.parents[request] >= 0).sum())
-    nonzero = int((call.token_ids[request, :nodes] != 0).sum())
-    if counted != nonzero or nodes == nonzero:
+    together = bool((call.parents[request, 1:nodes] >= 0).all())
+    nonzero = int((tokens[:nodes] != 0).sum())
+    if not together or counted != nonzero or nodes == nonzero or int(tokens[nodes - 1]) == 0:
         return ""
     return f"num_nodes counts the tokens that are not 0 ({nonzero}); {nodes} rows are nodes: token 0 is a token"
 
@@ -147,7 +154,12 @@ def row_capacity(size: int, room: int, sizes: Sizes) -> str:
 
 def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
     """The committed rows are the first ones, or were found with another row stride."""
-    if call.src is None or call.nodes is None or call.out_cache_loc is None or call.num_accepted is None:
+    if (
+        call.src is None
+        or call.nodes is None
+        or call.out_cache_loc is None
+        or call.num_accepted is None
+    ):
         return ""
     count, start = int(call.num_accepted[request]), sizes.row_starts[request]
     nodes, found = call.nodes[request, :count].long(), call.src[request, :count]
@@ -159,5 +171,3 @@ def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
     if request > 0 and inside and torch.equal(found, call.out_cache_loc[addresses]):
         return f"the sources were found with a row stride of horizon + 1 = {stride}, where a request has its own q_len of rows"
     return ""
-
-

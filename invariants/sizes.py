@@ -193,7 +193,9 @@ def counts_tree(call: Call, kv_lens: Lens, q_lens: Lens) -> bool:
     ends = call.kv_indptr[1 : len(prefixes) + 1].long().tolist()
     pieces = zip(ends, starts, q_lens, strict=False)
     return all(
-        torch.equal(call.kv_indices[max(end - q, 0) : end].long(), call.out_cache_loc[row : row + q].long())
+        torch.equal(
+            call.kv_indices[max(end - q, 0) : end].long(), call.out_cache_loc[row : row + q].long()
+        )
         for end, row, q in pieces
     )
 
@@ -203,14 +205,17 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     if call.q_lens is not None and call.q_lens.numel() == batch:
         return [int(n) for n in call.q_lens.tolist()]
     own = diffs(call.qo_indptr, batch)
-    possible = [widths for widths in _candidates(call, batch, prefix_lens, own) if _bears_out(call, widths)]
+    possible = [
+        widths for widths in _candidates(call, batch, prefix_lens, own) if _bears_out(call, widths)
+    ]
     if not possible:
         return own
-    read = [widths for widths in possible if _mask_reads(call, widths, prefix_lens)]
-    return (read or possible)[0]
+    return max(possible, key=lambda widths: _read_right(call, widths, prefix_lens))  # ties: the first
 
 
-def _candidates(call: Call, batch: int, prefix_lens: Lens | None, own: Lens | None) -> Iterator[Lens]:
+def _candidates(
+    call: Call, batch: int, prefix_lens: Lens | None, own: Lens | None
+) -> Iterator[Lens]:
     """Widths that some field speaks for, the most trusted first."""
     if batch == 0:
         return
@@ -268,15 +273,36 @@ def _bears_out(call: Call, widths: Lens) -> bool:
     return True
 
 
-def _mask_reads(call: Call, widths: Lens, prefix_lens: Lens | None) -> bool:
-    """Whether the flat mask, read with these widths, is that of the first request's tree."""
+def _read_right(call: Call, widths: Lens, prefix_lens: Lens | None) -> int:
+    """How many of the mask and the positions, read with these widths, are those of the trees."""
+    if prefix_lens is None:
+        return 0
+    return _mask_reads(call, widths[0], prefix_lens[0]) + _positions_read(call, widths, prefix_lens)
+
+
+def _mask_reads(call: Call, width: int, prefix_len: int) -> bool:
+    """Whether the flat mask's first rows are those of the first request's tree."""
     nodes = tree_rows(call, 0)
-    if call.custom_mask is None or call.parents is None or nodes is None or not prefix_lens:
-        return True
-    prefix_len, width = prefix_lens[0], widths[0]
+    if call.custom_mask is None or call.parents is None or nodes is None:
+        return False
     columns = index.kv_len(prefix_len, width)
-    if prefix_len < 0 or width < nodes or nodes * columns > call.custom_mask.numel():
+    if width < nodes or nodes * columns > call.custom_mask.numel():
         return False
     seen = call.custom_mask[: nodes * columns].reshape(nodes, columns).bool()
     tree = seen[:, prefix_len : prefix_len + nodes]
     return bool(seen[:, :prefix_len].all()) and torch.equal(tree, ancestors(call.parents[0, :nodes]))
+
+
+def _positions_read(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
+    """Whether every request's positions are where its rows would begin."""
+    if call.positions is None or call.depths is None or call.num_nodes is None:
+        return False
+    starts = accumulate(widths, initial=0)
+    counts = call.num_nodes.tolist()
+    return all(
+        torch.equal(
+            call.positions[start : start + nodes].long(),
+            index.position(prefix_len, call.depths[b, :nodes].long()),
+        )
+        for b, (start, nodes, prefix_len) in enumerate(zip(starts, counts, prefix_lens, strict=False))
+    )

@@ -1,0 +1,191 @@
+"""The founding bug: a configured width in place of the call's own, in every field and on both paths."""
+
+from dataclasses import replace
+from itertools import chain, combinations, product
+
+import pytest
+import torch
+
+from ddtree.invariants import Call, InvariantViolation, check, debug, dump, load, report, violations
+from ddtree.spec import FlatMask, Horizon, VerifyBuffers, accept_greedy
+from ddtree.spec.index import mask_len, q_len_of
+from tests.invariants.calls import configured_width, indptr, verify
+
+WIDTH = 8
+NAMED = {"qo_indptr": "qo_indptr", "mask_indptr": "mask_len", "max_q_len": "max_q_len"}
+FIELDS = list(chain.from_iterable(combinations(NAMED, n) for n in (1, 2, 3)))
+PREFIXES = [[5], [5, 3], [0, 9, 2]]
+CASES = list(product(FIELDS, (1, 8, 16, 63), (1, 4, None), PREFIXES))
+
+
+def ident(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+@pytest.mark.parametrize(("fields", "budget", "topk", "prefixes"), CASES, ids=ident)
+def test_eager(fields: tuple[str, ...], budget: int, topk: int | None, prefixes: list[int]) -> None:
+    """Each field that holds the width is named, and no other width is, whatever else holds it too."""
+    tree, layout, mask = verify(prefixes, budget, topk)
+    found = violations(Call.of(tree, configured_width(layout, WIDTH, fields), mask))
+    named = {violation.invariant for violation in found}
+    assert {NAMED[name] for name in fields} <= named
+    assert named <= {*(NAMED[name] for name in fields), "mask_indptr"}
+    first = found[0]
+    if "mask_indptr" in fields:
+        q_len = q_len_of(budget)
+        assert (first.invariant, first.request) == ("mask_len", 0)
+        assert (first.expected, first.found) == (mask_len(prefixes[0], q_len), mask_len(prefixes[0], WIDTH))
+        assert first.hint == (
+            f"every segment fits width {WIDTH}; this call's q_len is {q_len}: the width came from configuration"
+            + (", or the budget was taken for budget + 1" if q_len == WIDTH + 1 else "")
+        )
+
+
+@pytest.mark.parametrize(("fields", "topk", "prefixes"), list(product(FIELDS, (1, 4), PREFIXES)), ids=ident)
+def test_budget_7_hides_it(fields: tuple[str, ...], topk: int, prefixes: list[int]) -> None:
+    """Where budget + 1 is the configured width nothing is wrong, and nothing is said."""
+    tree, layout, mask = verify(prefixes, 7, topk)
+    assert violations(Call.of(tree, configured_width(layout, WIDTH, fields), mask)) == []
+
+
+@pytest.mark.parametrize(("fields", "budget", "topk", "prefixes"), CASES, ids=ident)
+def test_fixed_buffers(fields: tuple[str, ...], budget: int, topk: int | None, prefixes: list[int]) -> None:
+    """The same through buffers whose metadata a capture baked with the configured width."""
+    tree, layout, mask = verify(prefixes, budget, topk)
+    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(budget), max(prefixes) + 1)
+    buffers.fill(tree, layout, mask)
+    bake(buffers, fields, prefixes)
+    found = violations(Call.of(tree, buffers))
+    named = {violation.invariant for violation in found}
+    baked = [name for name in fields if not (name == "max_q_len" and q_len_of(budget) <= WIDTH)]
+    assert {NAMED[name] for name in baked} <= named, named
+    if "mask_indptr" in fields:
+        assert found[0].invariant == "mask_len"
+        assert found[0].hint.startswith(f"every segment fits width {WIDTH}; this call's q_len is {q_len_of(budget)}")
+
+
+def bake(buffers: VerifyBuffers, fields: tuple[str, ...], prefixes: list[int]) -> None:
+    """Write the configured width into filled buffers, tails included."""
+    batch = len(prefixes)
+    lens = {"qo_indptr": [WIDTH] * batch, "mask_indptr": [mask_len(p, WIDTH) for p in prefixes]}
+    for name in fields:
+        if name == "max_q_len":
+            buffers.layout = replace(buffers.layout, max_q_len=WIDTH)
+        else:
+            into = getattr(buffers.layout, name)
+            into[: batch + 1] = indptr(lens[name])
+            into[batch + 1 :] = into[batch]
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+def test_budget_7_hides_it_in_buffers(topk: int) -> None:
+    """Buffers baked with width 8 are right for budget 7."""
+    tree, layout, mask = verify([5, 3], 7, topk)
+    buffers = VerifyBuffers(3, 8, 6)
+    buffers.fill(tree, layout, mask)
+    bake(buffers, ("qo_indptr", "mask_indptr", "max_q_len"), [5, 3])
+    assert violations(Call.of(tree, buffers)) == []
+
+
+@pytest.mark.parametrize(("prefixes", "whole", "short"), [([5], 374, 104), ([5, 3], 714, 192)])
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_dump(tmp_path, suffix: str, prefixes: list[int], whole: int, short: int) -> None:  # type: ignore[no-untyped-def]
+    """A dump of prefix 5, q_len 17, width 8 names the mask length with 374 and 104, and the width."""
+    batch = len(prefixes)
+    path = dump(
+        tmp_path / f"call{suffix}",
+        qo_indptr=indptr([17] * batch, torch.int32),
+        kv_indptr=indptr(prefixes, torch.int32),
+        mask_indptr=indptr([mask_len(p, WIDTH) for p in prefixes]),
+        max_q_len=WIDTH,
+    )
+    first = violations(load(path))[0]
+    assert (first.invariant, first.request, first.expected, first.found) == ("mask_len", 0, 374, 104)
+    assert first.hint == "every segment fits width 8; this call's q_len is 17: the width came from configuration"
+    assert f"the whole mask: {whole} entries, mask_indptr[-1] is {short}" in str(first)
+    assert "17 * (5 + 17) = 374" in str(first)
+    assert first.also == ("max_q_len",)
+
+
+EVIDENCE = {
+    "positions": {"positions": torch.tensor([5] * 17 + [3] * 17)},
+    "out_cache_loc": {"out_cache_loc": torch.arange(34)},
+    "query rows": {"num_rows": 34},
+    "target's choices": {"target_ids": torch.zeros(34, dtype=torch.int64)},
+    "tree": {"token_ids": torch.ones(2, 17, dtype=torch.int64), "num_nodes": torch.tensor([17, 17])},
+    "mask": {"custom_mask": torch.ones(714, dtype=torch.bool)},
+    "the call's own q_lens": {"q_lens": torch.tensor([17, 17])},
+}
+
+
+@pytest.mark.parametrize("evidence", EVIDENCE)
+def test_one_piece_of_evidence_is_enough(evidence: str) -> None:
+    """Three fields that agree on the configured width are refuted by any single field that knows better."""
+    call = Call(
+        qo_indptr=indptr([8, 8]),
+        kv_indptr=indptr([5, 3]),
+        mask_indptr=indptr([104, 88]),
+        max_q_len=8,
+        **EVIDENCE[evidence],  # type: ignore[arg-type]
+    )
+    found = violations(call)
+    assert {"mask_len", "qo_indptr", "max_q_len"} <= {violation.invariant for violation in found}
+    assert (found[0].expected, found[0].found) == (374, 104)
+
+
+def test_without_evidence_there_is_no_alarm() -> None:
+    """Three fields that agree, with nothing beside them, are a right call of width 8."""
+    call = Call(qo_indptr=indptr([8, 8]), kv_indptr=indptr([5, 3]), mask_indptr=indptr([104, 88]), max_q_len=8)
+    assert report(call).ok
+
+
+def test_debug_mode_stops_the_eager_path() -> None:
+    """With debug mode on, the first public call that takes the wrong layout raises before it runs."""
+    tree, layout, mask = verify([5, 3], 16, 1)
+    wrong = configured_width(layout, WIDTH, ("qo_indptr", "mask_indptr", "max_q_len"))
+    buffers = VerifyBuffers(2, 17, 6)
+    with debug(), pytest.raises(InvariantViolation, match="mask_len is broken in request 0, on entry to VerifyBuffers.fill: expected 374, found 104"):
+        buffers.fill(tree, wrong, mask)
+    assert int(buffers.layout.qo_indptr.sum()) == 0, "nothing was written"
+
+
+def test_debug_mode_stops_the_captured_path() -> None:
+    """Buffers that a capture baked with the configured width are stopped where they are used."""
+    tree, layout, mask = verify([5, 3], 16, 1)
+    buffers = VerifyBuffers(2, 17, 6)
+    buffers.fill(tree, layout, mask)
+    bake(buffers, ("qo_indptr", "mask_indptr"), [5, 3])
+    with debug(), pytest.raises(InvariantViolation, match="on entry to accept_greedy") as caught:
+        accept_greedy(tree, torch.zeros(34, dtype=torch.int64), buffers.layout, Horizon(7))
+    assert caught.value.invariant == "mask_len"
+
+
+def test_stale_replay() -> None:
+    """A replay on the metadata of the call before is named, although that call was right."""
+    tree, layout, mask = verify([5, 3], 7, 4)
+    buffers = VerifyBuffers(2, 17, 9)
+    buffers.fill(tree, layout, mask)
+    now, _, _ = verify([8, 6], 16, 4)
+    found = violations(Call.of(now, buffers, prefix_lens=torch.tensor([8, 6])))
+    assert (found[0].invariant, found[0].expected, found[0].found) == ("mask_len", 17 * 25, 8 * 13)
+    assert {"qo_indptr", "kv_indptr", "positions"} <= {violation.invariant for violation in found}
+
+
+def test_buffers_sized_by_the_configured_width() -> None:
+    """Buffers made for the configured width have no room for budget + 1, and the numbers say so."""
+    tree, layout, mask = verify([5, 3], 16, 4)
+    small = VerifyBuffers(2, WIDTH, 5)
+    captured = replace(
+        small.layout,
+        qo_indptr=layout.qo_indptr,
+        kv_indptr=layout.kv_indptr,
+        mask_indptr=layout.mask_indptr,
+    )
+    found = violations(Call.of(tree, captured, FlatMask(small.mask.allowed)))
+    capacity = [violation for violation in found if violation.invariant == "buffer_capacity"]
+    rows = next(violation for violation in capacity if "positions" in violation.detail)
+    assert (rows.expected, rows.found) == ("at least 34", 16)
+    assert "8 rows for each of 2 requests; this call's q_len is 17" in rows.hint
+    assert "max_q_len" in {violation.invariant for violation in found}
+    with pytest.raises(InvariantViolation):
+        check(tree, captured, mask)
