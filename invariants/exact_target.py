@@ -87,7 +87,8 @@ class ExactTarget:
             state = [0] * lanes
             for layer in range(LAYERS):
                 value = [
-                    (5 * state[lane] + _code(token, position, lane)) % PRIME for lane in range(lanes)
+                    (5 * state[lane] + _code(token, position, lane)) % PRIME
+                    for lane in range(lanes)
                 ]
                 cached[layer].append(value)
                 sums[layer] = [s + v for s, v in zip(sums[layer], value, strict=True)]

@@ -203,9 +203,7 @@ def arbitrary_trees(
         children: list[set[int]] = [set()]  # tokens of each node's children
         for row in range(1, wanted):
             open_rows = [
-                r
-                for r in range(row)
-                if depths[b, r] < max_horizon and len(children[r]) < vocab
+                r for r in range(row) if depths[b, r] < max_horizon and len(children[r]) < vocab
             ]
             if not open_rows:
                 break
@@ -272,17 +270,13 @@ def verify_calls(
     return VerifyCall(tree, lens, slots, widths, plan_verify(tree, lens, slots.table, widths))
 
 
-def masks(call: VerifyCall, forms: Sequence[str] = FORMS) -> st.SearchStrategy[TreeMask]:
-    """The call's ancestor mask, in any of the forms that can say it."""
-    fixed = int(call.layout.qo_indptr.diff().min()) == call.layout.max_q_len
-    possible = [form for form in forms if fixed or form != "dense"]
-    return st.sampled_from(possible).map(lambda form: tree_mask(call.tree, call.layout, form))
+def masks(call: VerifyCall, forms: Sequence[Form] = FORMS) -> st.SearchStrategy[TreeMask]:
+    """The call's ancestor mask in any of the forms."""
+    return st.sampled_from(forms).map(lambda form: tree_mask(call.tree, call.layout, form))
 
 
 @st.composite
-def acceptances(
-    draw: st.DrawFn, tree: DraftTree, horizon: Horizon | None = None
-) -> Acceptance:
+def acceptances(draw: st.DrawFn, tree: DraftTree, horizon: Horizon | None = None) -> Acceptance:
     """What some target might accept of ``tree``: any path from the root, any bonus that ends it."""
     deepest = int(tree.depths.max())
     width = (deepest if horizon is None else horizon) + 1

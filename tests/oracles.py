@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 
-from torch import Tensor
-
 Path = tuple[int, ...]
 
 
@@ -62,9 +60,7 @@ def best_surrogates(log_probs: Sequence[Sequence[float]]) -> list[float]:
     return best
 
 
-def token_paths(
-    token_ids: Sequence[int], parents: Sequence[int], num_nodes: int
-) -> list[Path]:
+def token_paths(token_ids: Sequence[int], parents: Sequence[int], num_nodes: int) -> list[Path]:
     """The tokens from below the root to each node; the root's own is ()."""
     paths: list[Path] = [()]
     for node in range(1, num_nodes):
@@ -91,8 +87,8 @@ def flat_mask(
     for tree, prefix_len, q_len in zip(parents, prefix_lens, q_lens, strict=True):
         for row in range(q_len):
             path = ancestors(tree, row)
-            for col in range(prefix_len + q_len):
-                allowed.append(col < prefix_len or col - prefix_len in path)
+            allowed += [True] * prefix_len
+            allowed += [node in path for node in range(q_len)]
     return allowed
 
 
@@ -202,8 +198,3 @@ def philox4x32(counter: Sequence[int], key: Sequence[int], rounds: int = 10) -> 
         c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b & word, a >> 32 ^ c3 ^ k1, a & word
         k0, k1 = k0 + 0x9E3779B9 & word, k1 + 0xBB67AE85 & word
     return c0, c1, c2, c3
-
-
-def lists(tensor: Tensor) -> list:  # type: ignore[type-arg]
-    """The tensor's numbers as nested lists."""
-    return tensor.tolist()

@@ -294,7 +294,11 @@ def test_any_width_that_is_not_the_calls_own(
     changed = {
         NAMES[field]
         for field in fields
-        if (width != call.layout.max_q_len if field == "max_q_len" else q_lens != [width] * len(q_lens))
+        if (
+            width != call.layout.max_q_len
+            if field == "max_q_len"
+            else q_lens != [width] * len(q_lens)
+        )
     }
     assert changed <= broken(wrong)
     if not changed:

@@ -64,11 +64,11 @@ def test_written_out() -> None:
 @given(st.arbitrary_trees(vocab=3, max_q_len=17) | st.trees(max_vocab=3, max_budget=17), hs.data())
 def test_the_walk_equals_sequential_decoding(tree: DraftTree, data: hs.DataObject) -> None:
     """With a table as target the tokens are those of decoding one at a time, ragged or fixed."""
-    table = data.draw(hs.binary(min_size=64, max_size=64))
+    table: bytes = data.draw(hs.binary(min_size=64, max_size=64))
 
     def choose(path: tuple[int, ...]) -> int:
         place = sum((token + 1) * 5**i for i, token in enumerate(path))
-        return table[place % 64] % 4  # token 3 is never drafted
+        return int(table[place % 64] % 4)  # token 3 is never drafted
 
     q_lens = data.draw(st.q_lens(tree))
     layout = lay_out(tree, q_lens)
@@ -103,7 +103,9 @@ def emit(tree: DraftTree, logits: Tensor, uniforms: Tensor, parameters: Paramete
     """Tokens of every request of a batch that repeats one tree: ``uniforms`` is [repeats, Q]."""
     repeats, rows = uniforms.shape
     many = DraftTree(
-        *(getattr(tree, name).expand(repeats, -1) for name in ("token_ids", "parents", "depths")),
+        tree.token_ids.expand(repeats, -1),
+        tree.parents.expand(repeats, -1),
+        tree.depths.expand(repeats, -1),
         tree.scores.expand(repeats, -1),
         tree.num_nodes.expand(repeats),
     )
@@ -125,9 +127,7 @@ def emit(tree: DraftTree, logits: Tensor, uniforms: Tensor, parameters: Paramete
     ]
 
 
-def cells(
-    logits: Tensor, parameters: Parameters
-) -> tuple[list[list[Fraction]], list[list[float]]]:
+def cells(logits: Tensor, parameters: Parameters) -> tuple[list[list[Fraction]], list[list[float]]]:
     """At every node the exact probability of each token, and a uniform from the middle of its cell.
 
     Found by bisection on ``accept_sampled`` itself, on a tree of the root alone.
@@ -137,7 +137,9 @@ def cells(
     for row in logits:
 
         def sample(uniform: float, row: Tensor = row) -> int:
-            return int(emit(root, row[None], torch.tensor([[uniform]], dtype=torch.float64), parameters)[0])
+            return int(
+                emit(root, row[None], torch.tensor([[uniform]], dtype=torch.float64), parameters)[0]
+            )
 
         weight = oracles.cut_points(sample, logits.shape[1])
         starts = [sum(weight[:token], Fraction(0)) for token in range(len(weight))]

@@ -1,7 +1,7 @@
 """Tree attention against plain causal attention of each node's own path, in float64 loops."""
 
 import math
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,14 +13,13 @@ from ddtree.invariants import strategies as st
 from ddtree.spec.attention import verify_attention
 from ddtree.spec.contracts import DraftTree, VerifyLayout
 from ddtree.spec.layout import plan_verify
-from ddtree.spec.mask import tree_mask
+from ddtree.spec.mask import Form, tree_mask
 from tests import oracles
 
 NAN = math.nan
 
 
-@dataclass(frozen=True)
-class Tensors:
+class Tensors(NamedTuple):
     """Inputs of one attention call; pool slots that no prefix owns are NaN."""
 
     query: Tensor
@@ -31,7 +30,7 @@ class Tensors:
 
     def cast(self, dtype: torch.dtype) -> "Tensors":
         """The same numbers in another dtype."""
-        return Tensors(*(getattr(self, name).to(dtype) for name in self.__dataclass_fields__))
+        return Tensors(*(tensor.to(dtype) for tensor in self))
 
 
 def tensors(
@@ -107,7 +106,7 @@ def test_equals_each_paths_causal_attention(
     softcap: float | None,
     has_sinks: bool,
     window: int | None,
-    form: st.Form,
+    form: Form,
 ) -> None:
     """Node by node the output and log-sum-exp are those of plain attention over the node's path.
 
@@ -117,7 +116,7 @@ def test_equals_each_paths_causal_attention(
     inputs = tensors(call.layout, call.slots.num_slots, *heads, head_dim=3)
     sinks = torch.linspace(-1, 1, heads[0]) if has_sinks else None
     output, lse = verify_attention(
-        *vars(inputs).values(),
+        *inputs,
         call.layout,
         tree_mask(call.tree, call.layout, form),
         scale=scale,
@@ -149,9 +148,7 @@ def test_head_dims_and_dtypes(head_dim: int, dtype: torch.dtype, tolerance: floa
     """Each served head dim and dtype is right within its rounding, and keeps the query's dtype."""
     call = branching((3, 0), st.SlotTable(torch.arange(14).reshape(2, 7), 1, 15))
     inputs = tensors(call.layout, 15, 4, 2, head_dim).cast(dtype)
-    output, lse = verify_attention(
-        *vars(inputs).values(), call.layout, tree_mask(call.tree, call.layout)
-    )
+    output, lse = verify_attention(*inputs, call.layout, tree_mask(call.tree, call.layout))
     expected, _ = by_path(call, inputs.cast(torch.float64), head_dim**-0.5)
     assert lse is None
     assert output.dtype == dtype
@@ -174,7 +171,7 @@ def branching(prefix_lens: tuple[int, int], slots: st.SlotTable) -> st.VerifyCal
 @given(st.verify_calls(max_batch=2, max_q_len=17, max_prefix=6), hs.sampled_from(st.FORMS))
 @example(branching((3, 0), st.SlotTable(torch.arange(14).reshape(2, 7), 1, 14)), "bits")
 def test_zero_scores_read_off_the_exact_set_of_visible_entries(
-    call: st.VerifyCall, form: st.Form
+    call: st.VerifyCall, form: Form
 ) -> None:
     """With q and k zero and power-of-two values, output times the count is the set of columns seen."""
     table, start = call.slots.table, 0
@@ -236,8 +233,7 @@ def test_a_window_goes_by_depth() -> None:
 def test_the_content_of_padding_rows_reaches_no_real_row(call: st.VerifyCall) -> None:
     """Large numbers in the padding's queries, keys and values leave every real row as it was."""
     inputs = tensors(call.layout, call.slots.num_slots, 2, 1, head_dim=2)
-    loud = replace(inputs, query=inputs.query.clone(), key=inputs.key.clone())
-    loud = replace(loud, value=inputs.value.clone())
+    loud = Tensors(*(tensor.clone() for tensor in inputs))
     starts = call.layout.qo_indptr.tolist()
     real = torch.zeros(starts[-1], dtype=torch.bool)
     for b, count in enumerate(call.tree.num_nodes.tolist()):
@@ -245,8 +241,8 @@ def test_the_content_of_padding_rows_reaches_no_real_row(call: st.VerifyCall) ->
     for tensor in (loud.query, loud.key, loud.value):
         tensor[~real] = 1e30
     mask = tree_mask(call.tree, call.layout)
-    quiet_output, _ = verify_attention(*vars(inputs).values(), call.layout, mask)
-    loud_output, _ = verify_attention(*vars(loud).values(), call.layout, mask)
+    quiet_output, _ = verify_attention(*inputs, call.layout, mask)
+    loud_output, _ = verify_attention(*loud, call.layout, mask)
     assert torch.equal(quiet_output[real], loud_output[real])
 
 
@@ -255,8 +251,6 @@ def test_a_nan_that_is_seen_is_not_hidden() -> None:
     call = branching((3, 2), st.SlotTable(torch.arange(14).reshape(2, 7), 1, 14))
     inputs = tensors(call.layout, 14, 1, 1, head_dim=2)
     inputs.key_pool[call.slots.table[0, 1]] = NAN
-    output, _ = verify_attention(
-        *vars(inputs).values(), call.layout, tree_mask(call.tree, call.layout)
-    )
+    output, _ = verify_attention(*inputs, call.layout, tree_mask(call.tree, call.layout))
     assert output[:4].isnan().all()
     assert not output[4:].isnan().any()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a case and its message stand on one line, as a table)
 """Bad input to every function of spec: an InputError that says what was wrong, with the numbers."""
 
 import math
@@ -49,7 +50,12 @@ ACCEPTANCE = accept_greedy(TREE, IDS, LAYOUT, H)
 
 def draft(**changed: Any) -> Callable[[], object]:
     """A call of build_tree."""
-    good = {"draft_log_probs": DRAFT, "root_token_ids": ROOTS, "budget": 3, "topk": None}
+    good: dict[str, Any] = {
+        "draft_log_probs": DRAFT,
+        "root_token_ids": ROOTS,
+        "budget": 3,
+        "topk": None,
+    }
     return lambda: build_tree(**(good | changed))
 
 
@@ -62,14 +68,14 @@ def poisoned(value: float) -> Tensor:
 
 def plan(**changed: Any) -> Callable[[], object]:
     """A call of plan_verify."""
-    good = {"tree": TREE, "prefix_lens": LENS, "slot_table": TABLE, "q_lens": None}
+    good: dict[str, Any] = {"tree": TREE, "prefix_lens": LENS, "slot_table": TABLE, "q_lens": None}
     return lambda: plan_verify(**(good | changed))
 
 
 def attend(**changed: Any) -> Callable[[], object]:
     """A call of verify_attention with 4 query heads and 2 KV heads."""
     rows, pool = torch.zeros(8, 2, 4), torch.zeros(20, 2, 4)
-    good = {
+    good: dict[str, Any] = {
         "query": torch.zeros(8, 4, 4),
         "key": rows,
         "value": rows,
@@ -83,7 +89,7 @@ def attend(**changed: Any) -> Callable[[], object]:
 
 def choose(**changed: Any) -> Callable[[], object]:
     """A call of accept_sampled."""
-    good = {
+    good: dict[str, Any] = {
         "tree": TREE,
         "target_logits": LOGITS,
         "layout": LAYOUT,
@@ -285,7 +291,7 @@ def test_a_refused_commit_changes_nothing(
 def test_a_refused_round_commits_nothing(changed: dict[str, Any], fragment: str) -> None:
     """The target's slot table and committed KV are as before."""
     target = ExactTarget([[0, 1, 2, 0, 1], [2, 2, 2]], TABLE, 20, 3)
-    good = {
+    good: dict[str, Any] = {
         "draft_log_probs": DRAFT,
         "root_token_ids": ROOTS,
         "prefix_lens": LENS,

@@ -1,6 +1,7 @@
 """Fixed buffers: what they hold depends on the last call alone, and too small ones are refused."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_the_front_is_the_call_and_the_tail_is_inert(
     assert torch.equal(buffers.mask.allowed[: len(allowed)], allowed)
     assert not buffers.mask.allowed[len(allowed) :].any()
     tokens, ends = [], call.layout.qo_indptr.tolist()
-    for b, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for b, (start, end) in enumerate(pairwise(ends)):
         tokens += call.tree.token_ids[b, : end - start].tolist()
     assert buffers.token_ids.tolist() == tokens + [0] * (len(buffers.token_ids) - len(tokens))
 

@@ -136,7 +136,9 @@ def test_form_of_the_result(draft: Tensor, budget: Budget) -> None:
     for b in range(batch):
         real = int(tree.num_nodes[b])
         assert tree.token_ids.shape == (batch, budget + 1)
-        assert (tree.token_ids[b, 0], tree.parents[b, 0], tree.depths[b, 0]) == (b + 1, -1, 0)
+        assert tree.token_ids[b, 0] == b + 1
+        assert tree.parents[b, 0] == -1
+        assert tree.depths[b, 0] == 0
         assert tree.scores[b, 0] == 0
         assert tree.scores[b, :real].isfinite().all()
         assert (tree.token_ids[b, real:] == 0).all()
