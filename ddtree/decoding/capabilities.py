@@ -39,7 +39,9 @@ def require_tree_target(model: Any) -> None:
         layers in ([], ["DynamicLayer"]),
         f"{name} caches in {', '.join(layers)}: only a plain DynamicLayer keeps every entry",
     )
-    require(not getattr(config, "alibi", False), f"{name} uses ALiBi: positions by row, not by depth")
+    require(
+        not getattr(config, "alibi", False), f"{name} uses ALiBi: positions by row, not by depth"
+    )
     inputs = inspect.signature(model.forward).parameters
     for needed in ("attention_mask", "position_ids"):
         require(needed in inputs, f"{name}.forward takes no {needed}")

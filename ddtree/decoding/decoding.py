@@ -101,9 +101,7 @@ class Comparison:
         return f"{what} at token {self.index}: {self.expected_id} and {self.found_id}, {margins}"
 
 
-def compare(
-    found: Choices, expected: Choices, dtype: torch.dtype = torch.float32
-) -> Comparison:
+def compare(found: Choices, expected: Choices, dtype: torch.dtype = torch.float32) -> Comparison:
     """Compare a run with its baseline, token for token.
 
     Args:
@@ -124,9 +122,7 @@ def compare(
         and max(found_margin, expected_margin) < TIE_TOLERANCE[dtype]
         and torn == {expected_id, _at(expected.runner_up_ids, index)}
     )
-    return Comparison(
-        False, index, expected_id, found_id, expected_margin, found_margin, is_tie
-    )
+    return Comparison(False, index, expected_id, found_id, expected_margin, found_margin, is_tie)
 
 
 def top_two(logits: Float[Tensor, "rows vocab"]) -> tuple[list[float], list[int]]:

@@ -8,7 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ddtree.decoding.dflash_model import DFlashConfig, DFlashModel
+from ddtree.decoding.dflash_config import DFlashConfig
+from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.decoding.target import HFTarget
 from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require

@@ -6,94 +6,15 @@ turns them into keys and values with its own projections and attends over [conte
 mask inside the block. Positions are absolute. Module names are the checkpoint's keys.
 """
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddtree.spec.contracts import BlockSize
-from ddtree.spec.errors import InputError, require
-
-
-@dataclass(frozen=True)
-class DFlashConfig:
-    """The fields of a DFlash checkpoint's ``config.json`` that the model depends on."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    block_size: BlockSize
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int
-    attention_bias: bool = False
-    input_embedding_scale: float = 1.0
-    output_multiplier: float = 1.0
-    final_logit_softcapping: float | None = None
-
-    @classmethod
-    def from_json(cls, path: Path) -> "DFlashConfig":
-        """Read ``config.json``; DFlash's own fields may stand in ``dflash_config`` or beside it.
-
-        Raises:
-            InputError: the file is missing or broken, a field is missing, or the config asks for
-                what this model does not do (other activations, scaled RoPE, sliding layers).
-        """
-        try:
-            raw = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read the drafter's config {path}: {error}") from error
-        fields = {**raw, **(raw.get("dflash_config") or {})}
-        fields["rope_theta"] = _rope_theta(raw)
-        heads = raw.get("num_attention_heads")
-        fields.setdefault("head_dim", raw["hidden_size"] // heads if heads else None)
-        if "target_layer_ids" not in fields and {"num_target_layers", "num_hidden_layers"} <= {*raw}:
-            fields["target_layer_ids"] = spread_layers(
-                raw["num_target_layers"], raw["num_hidden_layers"]
-            )
-        _refuse_unknown_kinds(raw)
-        names = cls.__dataclass_fields__
-        missing = [n for n in names if n not in fields and not hasattr(cls, n)]
-        require(not missing, f"the drafter's config {path} lacks {', '.join(missing)}")
-        values = {n: fields[n] for n in names if n in fields}
-        values["target_layer_ids"] = tuple(values["target_layer_ids"])
-        config = cls(**values)
-        require(config.block_size >= 1, f"{path}: block_size is {config.block_size}")
-        require(bool(config.target_layer_ids), f"{path}: target_layer_ids is empty")
-        return config
-
-
-def spread_layers(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
-    """The target layers that a checkpoint without a list of its own reads: evenly spread."""
-    if num_draft_layers == 1:
-        return (num_target_layers // 2,)
-    step = (num_target_layers - 4) / (num_draft_layers - 1)
-    return tuple(round(1 + i * step) for i in range(num_draft_layers))
-
-
-def _rope_theta(raw: dict[str, Any]) -> float:
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    require(kind == "default", f"drafter with RoPE of type {kind!r}: only 'default' is supported")
-    return float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
-
-
-def _refuse_unknown_kinds(raw: dict[str, Any]) -> None:
-    kinds = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
-    require(not kinds, f"drafter with layers of type {', '.join(kinds)}: only full_attention")
-    act = raw.get("hidden_act", "silu")
-    require(act == "silu", f"drafter with activation {act!r}: only 'silu' is supported")
-    require(not raw.get("is_causal"), "drafter with a causal block: only full attention inside it")
+from ddtree.decoding.dflash_config import DFlashConfig
 
 
 class RMSNorm(nn.Module):
@@ -149,7 +70,7 @@ class Attention(nn.Module):
             torch.cat(pair).transpose(0, 1).repeat_interleave(self.groups, dim=0) for pair in pairs
         )
         out = F.scaled_dot_product_attention(query.transpose(0, 1)[None], key[None], value[None])
-        return self.o_proj(out[0].transpose(0, 1).flatten(1))
+        return cast("Tensor", self.o_proj(out[0].transpose(0, 1).flatten(1)))
 
 
 class MLP(nn.Module):
@@ -163,7 +84,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``down(silu(gate(x)) * up(x))``."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return cast("Tensor", self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 class Layer(nn.Module):
@@ -181,7 +102,7 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Attention and feed-forward, each added to its input."""
         x = x + self.self_attn(self.input_layernorm(x), rope, context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return cast("Tensor", x + self.mlp(self.post_attention_layernorm(x)))
 
 
 class DFlashModel(nn.Module):
@@ -202,7 +123,7 @@ class DFlashModel(nn.Module):
         """Each layer's keys and values ``[new, kv_heads, head_dim]`` of committed entries."""
         x = self.hidden_norm(self.fc(features))
         rope = self.rope(positions, x.dtype)
-        return [layer.self_attn.keys_values(x, rope) for layer in self.layers]
+        return [layer.self_attn.keys_values(x, rope) for layer in self._layers()]
 
     def forward(
         self,
@@ -213,10 +134,12 @@ class DFlashModel(nn.Module):
         """Hidden states of the block's rows, ready for the target's head."""
         rope = self.rope(positions, block.dtype)
         x = block
-        for layer, entries in zip(self.layers, context, strict=True):
+        for layer, entries in zip(self._layers(), context, strict=True):
             x = layer(x, rope, entries)
-        out: Tensor = self.norm(x)
-        return out
+        return cast("Tensor", self.norm(x))
+
+    def _layers(self) -> Iterator[Layer]:
+        return (cast("Layer", layer) for layer in self.layers)
 
     def rope(self, positions: Int64[Tensor, " n"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[n, 1, head_dim]`` of absolute positions."""

@@ -86,36 +86,34 @@ class FoundingBug:
 
     @contextmanager
     def _rewritten(self, layout: VerifyLayout) -> Iterator[VerifyLayout]:
-        wrong = self._wrong_fields(layout)
-        max_q_len = int(wrong.get("max_q_len", layout.max_q_len))
-        tensors = {name: t for name, t in wrong.items() if isinstance(t, Tensor)}
+        qo_indptr, mask_indptr = self._wrong_indptrs(layout)
+        max_q_len = self.width if "max_q_len" in self.fields else layout.max_q_len
         if not layout.is_captured:
-            yield replace(layout, max_q_len=max_q_len, **tensors)
+            yield replace(layout, qo_indptr=qo_indptr, mask_indptr=mask_indptr, max_q_len=max_q_len)
             return
-        right = {name: getattr(layout, name).clone() for name in tensors}
-        for name, content in tensors.items():
-            getattr(layout, name).copy_(content)
+        right = layout.qo_indptr.clone(), layout.mask_indptr.clone()
+        layout.qo_indptr.copy_(qo_indptr)
+        layout.mask_indptr.copy_(mask_indptr)
         try:
             yield replace(layout, max_q_len=max_q_len)
         finally:
-            for name, content in right.items():
-                getattr(layout, name).copy_(content)
+            layout.qo_indptr.copy_(right[0])
+            layout.mask_indptr.copy_(right[1])
 
-    def _wrong_fields(self, layout: VerifyLayout) -> dict[str, Tensor | int]:
-        """The chosen fields as the engine computed them; unused requests of buffers stay empty."""
+    def _wrong_indptrs(self, layout: VerifyLayout) -> tuple[Tensor, Tensor]:
+        """Both indptrs, each as the engine computed it if it is to be wrong.
+
+        Unused requests of fixed buffers stay empty.
+        """
         used = (layout.qo_indptr.diff() > 0).long()
         prefix_lens = layout.kv_indptr.diff().long()
-        widths = {
-            "qo_indptr": used * self.width,
-            "mask_indptr": used * mask_len(prefix_lens, self.width),
-        }
-        wrong: dict[str, Tensor | int] = {
-            name: torch.nn.functional.pad(widths[name].cumsum(0), (1, 0)).to(
-                getattr(layout, name).dtype
-            )
-            for name in widths
-            if name in self.fields
-        }
-        if "max_q_len" in self.fields:
-            wrong["max_q_len"] = self.width
-        return wrong
+        qo_indptr, mask_indptr = layout.qo_indptr, layout.mask_indptr
+        if "qo_indptr" in self.fields:
+            qo_indptr = _indptr(used * self.width).to(qo_indptr.dtype)
+        if "mask_indptr" in self.fields:
+            mask_indptr = _indptr(used * mask_len(prefix_lens, self.width))
+        return qo_indptr, mask_indptr
+
+
+def _indptr(lengths: Int64[Tensor, " B"]) -> Int64[Tensor, " B+1"]:
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))

@@ -53,7 +53,7 @@ class NGramDrafter:
         require(ids.numel() >= 1, "the n-gram drafter needs at least one token")
         low, high = int(ids.min()), int(ids.max())
         require(
-            0 <= low and high < self.vocab_size,
+            low >= 0 and high < self.vocab_size,
             f"token ids reach from {low} to {high}; the vocabulary has {self.vocab_size}",
         )
         counts = torch.bincount(ids, minlength=self.vocab_size).double()
@@ -76,9 +76,7 @@ class NGramDrafter:
         return torch.bincount(followed, weights=votes, minlength=self.vocab_size)
 
 
-def match_weights(
-    ids: Int64[Tensor, " length"], max_ngram: int
-) -> Float64[Tensor, " length-1"]:
+def match_weights(ids: Int64[Tensor, " length"], max_ngram: int) -> Float64[Tensor, " length-1"]:
     """Weight of each earlier place: by how many tokens up to it agree with the last ones."""
     places = ids.numel() - 1
     length = torch.zeros(places, dtype=torch.float64)

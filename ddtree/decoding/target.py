@@ -109,7 +109,7 @@ class HFTarget:
         require(token_ids.numel() >= 1, "the prompt is empty; at least one token is needed")
         low, high = int(token_ids.min()), int(token_ids.max())
         require(
-            0 <= low and high < self.vocab_size,
+            low >= 0 and high < self.vocab_size,
             f"token ids reach from {low} to {high}; the vocabulary has {self.vocab_size}",
         )
         total = self.prefix_len + token_ids.numel()
