@@ -33,9 +33,13 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
         InputError: another suffix, no such folder, an unknown field, or nothing to write.
     """
     path = _suffixed(path)
-    require(call is None or not (objects or known), "give dump a call, or what it is made of, not both")
+    require(
+        call is None or not (objects or known), "give dump a call, or what it is made of, not both"
+    )
     made = Call.of(*objects, **known) if call is None else call
-    tensors = {n: torch.as_tensor(v).detach().cpu().contiguous().clone() for n, v in made.known().items()}
+    tensors = {
+        n: torch.as_tensor(v).detach().cpu().contiguous().clone() for n, v in made.known().items()
+    }
     require(bool(tensors), "the call to dump holds no field")
     require(path.parent.is_dir(), f"there is no folder {path.parent} to write {path.name} to")
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -73,22 +77,32 @@ def load(path: str | Path) -> Call:
 
 def _suffixed(path: str | Path) -> Path:
     path = Path(path)
-    require(path.suffix in SUFFIXES, f"{path} ends in {path.suffix!r}; a captured call is one of {', '.join(SUFFIXES)}")
+    require(
+        path.suffix in SUFFIXES,
+        f"{path} ends in {path.suffix!r}; a captured call is one of {', '.join(SUFFIXES)}",
+    )
     return path
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, KeyError) as error:
         raise InputError(f"{path} is no safetensors file: {error}") from None
 
 
-def _read_npz(path: Path) -> dict[str, Tensor]:
+def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            require(isinstance(archive, np.lib.npyio.NpzFile), f"{path} is one array, no .npz archive")
-            return {name: torch.from_numpy(np.ascontiguousarray(archive[name])).reshape(archive[name].shape) for name in archive.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            require(
+                isinstance(archive, np.lib.npyio.NpzFile), f"{path} is one array, no .npz archive"
+            )
+            return {
+                name: torch.from_numpy(np.ascontiguousarray(archive[name])).reshape(
+                    archive[name].shape
+                )
+                for name in archive.files
+            }
     except InputError:
         raise
     except (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
@@ -96,6 +110,9 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _to_numpy(name: str, value: Tensor) -> np.ndarray[Any, Any]:
-    require(value.dtype is not torch.bfloat16, f"{name} is bfloat16, which .npz cannot hold; write .safetensors")
+    require(
+        value.dtype is not torch.bfloat16,
+        f"{name} is bfloat16, which .npz cannot hold; write .safetensors",
+    )
     array: np.ndarray[Any, Any] = value.numpy()
     return array

@@ -92,8 +92,20 @@ def batch_of(call: Call) -> int:
     """Requests of the call."""
     if call.batch_size is not None:
         return call.batch_size
-    counts = batch_counts(call) or room_counts(call)
-    return max(next(iter(counts.values()), 0), 0)
+    counts = batch_counts(call)
+    if counts:
+        return next(iter(counts.values()))
+    room = max(next(iter(room_counts(call).values()), 0), 0)
+    return _used(call, room) if call.is_captured else room
+
+
+def _used(call: Call, room: int) -> int:
+    """Requests of fixed buffers up to the last that owns anything; those behind it are unused."""
+    owned = [0]
+    for indptr in (call.qo_indptr, call.kv_indptr, call.mask_indptr, call.byte_indptr):
+        if indptr is not None:
+            owned += (indptr.diff().nonzero().flatten() + 1).tolist()
+    return min(max(owned), room)
 
 
 def row_counts(call: Call) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A whole round: draft tree, layout, mask, one target pass, acceptance, commit."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -25,6 +25,7 @@ from ddtree.spec.sampling import Sampling, first_argmax, row_uniforms
 from ddtree.spec.tree import build_tree
 
 
+@runtime_checkable
 class Target(Protocol):
     """The model that verifies: it owns the KV and runs one forward pass over the trees."""
 
@@ -113,9 +114,9 @@ def _accept(
     sampling: Sampling | None,
 ) -> Acceptance:
     """Accept greedily or by sampling."""
+    logits = logits[: int(layout.qo_indptr[-1])]  # fixed buffers run more rows than the call has
     if sampling is None or sampling.temperature == 0:
-        rows = int(layout.qo_indptr[-1])
-        return accept_greedy(tree, first_argmax(logits[:rows]), layout, horizon)
+        return accept_greedy(tree, first_argmax(logits), layout, horizon)
     uniforms = row_uniforms(sampling, layout, tree.token_ids.shape[0])
     return accept_sampled(
         tree,
