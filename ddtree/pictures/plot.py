@@ -171,12 +171,12 @@ def _edge(axes: Axes, parent: Place, child: Place, labelled: bool, is_path: bool
 
 
 def _box(axes: Axes, view: TreeView, row: int, x: float, y: float, is_path: bool) -> None:
-    is_orphan = row > 0 and view.parent(row) is None
-    edge = COLOURS[Cell.WRONGLY_SEEN] if is_orphan else PATH if is_path else COLOURS[Cell.TREE]
+    is_lost = row >= view.q_len or (row > 0 and view.parent(row) is None)
+    edge = COLOURS[Cell.WRONGLY_SEEN] if is_lost else PATH if is_path else COLOURS[Cell.TREE]
     box = FancyBboxPatch(
         (x, y - 0.115), BOX, 0.23, boxstyle="round,pad=0,rounding_size=0.06",
         facecolor="#fdf1d8" if is_path else "white", edgecolor=edge,
-        linewidth=1.8 if is_path else 0.9, zorder=3,
+        linewidth=1.8 if is_path else 0.9, linestyle=(0, (2, 1.5)) if is_lost else "-", zorder=3,
     )  # fmt: skip
     axes.add_patch(box)
     weight = "bold" if is_path else "normal"
@@ -292,6 +292,9 @@ def _legend(figure: Figure, view: TreeView) -> None:
         marks.append(Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding"))
     if view.accepted:
         marks.append(Patch(facecolor="#fdf1d8", edgecolor=PATH, linewidth=1.8, label="accepted"))
+    if view.num_nodes > view.q_len:
+        wrong = {"edgecolor": COLOURS[Cell.WRONGLY_SEEN], "linestyle": "--"}
+        marks.append(Patch(facecolor="white", label="WRONG: node without a query row", **wrong))
     figure.legend(
         handles=marks, loc="lower left", bbox_to_anchor=(0.004, 0.004), ncols=len(marks) or 1,
         frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.4,

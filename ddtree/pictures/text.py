@@ -81,6 +81,8 @@ def _node(text: Text, view: TreeView, row: int, lead: str) -> None:
     text.append(f"{row}{'*' if is_accepted else ''} {label}", "bold green" if is_accepted else "")
     if view.scores and isfinite(view.scores[row]):
         text.append(f"  {view.scores[row]:.2f}", "bright_black")
+    if row >= view.q_len:
+        text.append("  no query row", "bold red")
     if row and view.parent(row) is None:
         text.append(f"  parent {view.parents[row]} is no earlier row", "bold red")
     text.append("\n")

@@ -1,0 +1,92 @@
+"""Load what a generation needs, and turn prompts into tokens and tokens into text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ddtree.cli.output import fail, need, progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ddtree.decoding.drafter import Drafter
+    from ddtree.decoding.target import HFTarget
+
+NGRAM_BLOCK_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its drafter, with the target's tokenizer."""
+
+    target: "HFTarget"
+    drafter: "Drafter"
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+
+    def encode(self, prompt: str, chat: bool | None) -> "Tensor":
+        """Token ids [n] of the prompt; ``chat`` None: in the chat template where there is one."""
+        import torch
+
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        if chat and not has_template:
+            fail("this target's tokenizer has no chat template", "use --raw")
+        if has_template if chat is None else chat:
+            prompt = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self.tokenizer(prompt)["input_ids"]
+        if not ids:
+            fail("the prompt is empty: it has no token", "give some text")
+        return torch.tensor(ids)
+
+    def text(self, token_ids: list[int]) -> str:
+        """The tokens as text, special ones left out."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special ones shown."""
+        return str(self.tokenizer.decode([token_id]))
+
+
+def load_pair(
+    target_name: str,
+    draft_name: str,
+    block_size: int | None,
+    attention: Literal["dense", "reference"] = "dense",
+) -> Pair:
+    """Load the target, its tokenizer and the drafter; leaves with one message on bad names."""
+    need("models", "transformers", "gguf", "tokenizers")
+    if draft_name != "ngram" and not Path(draft_name).is_dir():
+        fail(
+            f"--draft {draft_name!r} is neither 'ngram' nor a folder",
+            "give the folder of a DFlash checkpoint: config.json and *.safetensors",
+        )
+    with progress("loading the target") as say:
+        from ddtree.decoding.embedded import load_target
+        from ddtree.decoding.generate import stop_ids_of
+        from ddtree.decoding.target import HFTarget
+
+        model, tokenizer = load_target(target_name, on_progress=say)
+        target = HFTarget(model, attention=attention)
+        drafter = _load_drafter(draft_name, target, block_size)
+    return Pair(target, drafter, tokenizer, stop_ids_of(model))
+
+
+def _load_drafter(name: str, target: "HFTarget", block_size: int | None) -> "Drafter":
+    if name == "ngram":
+        from ddtree.decoding.ngram import NGramDrafter
+
+        return NGramDrafter(target.vocab_size, block_size or NGRAM_BLOCK_SIZE)
+    from ddtree.decoding.dflash import DFlashDrafter
+
+    drafter = DFlashDrafter.load(name, target)
+    if block_size not in {None, drafter.block_size}:
+        fail(
+            f"--block-size is {block_size}, the checkpoint was trained with {drafter.block_size}",
+            "leave --block-size out",
+        )
+    return drafter
+

@@ -1,0 +1,116 @@
+"""What the verbs print: reports on stdout, progress and errors on stderr, files whole or not at all."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+BROKEN, BAD_INPUT = 1, 2
+"""Exit codes: something checked did not hold; the request could not be carried out."""
+
+
+class Say(Protocol):
+    """Says what is going on."""
+
+    def __call__(self, text: str, *, passing: bool = False) -> None:
+        """Show ``text``."""
+        ...
+
+
+def stdout() -> Console:
+    """The console for reports. Made for each use, so that a redirected stdout is respected."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """The console for progress and errors."""
+    return Console(stderr=True, highlight=False)
+
+
+def fail(message: str, next_step: str = "", code: int = BAD_INPUT) -> NoReturn:
+    """Say what was wrong and what to do next, on stderr, and leave with ``code``."""
+    stderr().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    if next_step:
+        stderr().print(Text.assemble(("next: ", "bold"), next_step), soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def print_json(report: dict[str, Any]) -> None:
+    """Print one JSON object, and nothing else, on stdout; numbers that JSON lacks become null."""
+    sys.stdout.write(json.dumps(_plain(report), indent=2, ensure_ascii=False) + "\n")
+
+
+def need(extra: str, *modules: str) -> None:
+    """Leave with the install command unless the modules of an extra are installed."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        fail(f"this needs {', '.join(missing)}", f'pip install "ddtree[{extra}]"')
+
+
+@contextmanager
+def progress(message: str) -> Iterator[Say]:
+    """A spinner on stderr; without a terminal, plain lines. Yields the function that says more.
+
+    What is said with ``passing=True`` (a count) is for the spinner alone.
+    """
+    console = stderr()
+    if console.is_terminal:
+        with console.status(Text(message)) as status:
+            yield lambda text, *, passing=False: status.update(Text(text))  # noqa: ARG005
+        return
+
+    def say(text: str, *, passing: bool = False) -> None:
+        if not passing:
+            console.print(Text(text), soft_wrap=True)
+
+    say(message)
+    yield say
+
+
+def writable_folder(path: Path) -> Path:
+    """The folder, made where it is missing; leaves at once when files cannot be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        fail(f"cannot write into {path}: {error.strerror}", "choose another folder with --out")
+    return path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write the file under a temporary name, then rename it: never half a file."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}", "choose another place")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            Path(name).unlink()
+        fail(f"cannot write {path}: {error.strerror}", "choose another place")
+
+
+def _plain(value: Any) -> Any:
+    """The value with tuples as lists, paths as text and infinities as null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

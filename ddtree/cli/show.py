@@ -1,0 +1,175 @@
+"""``ddtree show``: draw one verify call's tree and mask."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddtree.cli.options import (
+    BlockSize,
+    Budget,
+    Chat,
+    Draft,
+    Fault,
+    Json,
+    Out,
+    Prefix,
+    Prompt,
+    Seed,
+    Target,
+    TopK,
+    WhichRound,
+)
+from ddtree.cli.output import fail, need, print_json, stdout, writable_folder, write_whole
+
+if TYPE_CHECKING:
+    from ddtree.invariants import Call
+    from ddtree.pictures import TreeView
+
+
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(help="A captured call; without it, a call made as dump does.")
+    ] = None,
+    request: Annotated[int, typer.Option(min=0, help="Which request of the batch.")] = 0,
+    out: Out = None,
+    prefix: Prefix = None,
+    prompt: Prompt = None,
+    which_round: WhichRound = 1,
+    budget: Budget = 16,
+    topk: TopK = "all",
+    block_size: BlockSize = None,
+    seed: Seed = 0,
+    fault: Fault = None,
+    target: Target = "embedded",
+    draft: Draft = "ngram",
+    chat: Chat = None,
+    as_json: Json = False,
+) -> None:
+    """Draw a draft tree and its mask: as text here, as PNG and SVG with --out.
+
+    A broken call is drawn as a kernel would read it, wrong cells marked.
+
+    \b
+    Examples
+      ddtree show                                   a made-up tree of 16 nodes
+      ddtree show call.safetensors --out pictures/
+      ddtree show --prefix 5 --fault width=8        the founding bug, as the kernel saw it
+      ddtree show --prompt "def f(a, b): return a" --raw --budget 64 --out pictures/
+    """  # noqa: D301
+    if out is not None:
+        need("plots", "matplotlib")
+        writable_folder(out)
+    from ddtree.invariants import Call, load
+    from ddtree.pictures.view import view_of
+
+    if file is not None:
+        call, name = load(file), file.stem
+        view = _view_of_file(call, request, file)
+    else:
+        from ddtree.cli.source import Wanted
+
+        made, token_text = Wanted(
+            prefix, prompt, which_round, budget, topk, block_size, seed, target, draft, chat, fault
+        ).call()
+        call, name = Call.of(made.tree, made.layout, made.mask, made.acceptance), "tree"
+        _require_request(request, made.tree.num_nodes.numel())
+        view = view_of(made.layout, made.mask, made.tree, made.acceptance, request, token_text)
+    note = _first_violation(call)
+    written = draw(view, out, name, note) if out is not None else []
+    if as_json:
+        print_json({**_report(view), "violation": note, "written": written})
+        return
+    _print(view, note)
+    for path in written:
+        stdout().print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def draw(view: "TreeView", out: Path, name: str, note: str = "") -> list[Path]:
+    """Write ``name``.png and ``name``.svg into the folder; return their paths."""
+    from ddtree.pictures.plot import render
+
+    paths = [out / f"{name}.png", out / f"{name}.svg"]
+    write_whole(paths[0], render(view, "png", note))
+    write_whole(paths[1], render(view, "svg", note))
+    return paths
+
+
+def _print(view: "TreeView", note: str) -> None:
+    from ddtree.pictures.text import mask_text, title, tree_text
+
+    console = stdout()
+    console.print(title(view), soft_wrap=True)
+    if note:
+        console.print(note, style="bold red", soft_wrap=True, markup=False)
+    console.print()
+    console.print(tree_text(view), soft_wrap=True)
+    console.print()
+    console.print(mask_text(view, console.width), soft_wrap=True)
+
+
+def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
+    """The picture of a captured call, as far as its fields go."""
+    import torch
+
+    from ddtree.pictures.view import view_of
+    from ddtree.spec.contracts import Acceptance, DraftTree, FlatMask, VerifyLayout
+
+    known = call.known()
+    missing = [f for f in ("qo_indptr", "kv_indptr", "mask_indptr", "custom_mask") if f not in known]
+    if missing:
+        fail(f"{file} lacks {', '.join(missing)}: there is no mask to draw", f"ddtree check {file}")
+    _require_request(request, known["qo_indptr"].numel() - 1)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    layout = VerifyLayout(
+        qo_indptr=known["qo_indptr"],
+        kv_indptr=known["kv_indptr"],
+        kv_indices=known.get("kv_indices", nothing),
+        mask_indptr=known["mask_indptr"],
+        max_q_len=known.get("max_q_len", 0),
+        positions=known.get("positions", nothing),
+        out_cache_loc=known.get("out_cache_loc", nothing),
+    )
+    tree = acceptance = None
+    if {"parents", "num_nodes"} <= known.keys():
+        parents = known["parents"]
+        tree = DraftTree(
+            token_ids=known.get("token_ids", torch.zeros_like(parents)),
+            parents=parents,
+            depths=known.get("depths", torch.zeros_like(parents)),
+            scores=known.get("scores", torch.full(parents.shape, -torch.inf).double()),
+            num_nodes=known["num_nodes"],
+        )
+    if {"nodes", "num_accepted"} <= known.keys():
+        acceptance = Acceptance(known["nodes"], known["num_accepted"], known.get("bonus", nothing))
+    mask = FlatMask(known["custom_mask"].bool())
+    return view_of(layout, mask, tree, acceptance, request)
+
+
+def _require_request(request: int, batch: int) -> None:
+    if request >= batch:
+        fail(f"--request is {request}, the call has {batch}", f"give 0 to {batch - 1}")
+
+
+def _first_violation(call: "Call") -> str:
+    """The first line of the first violation, or nothing."""
+    from ddtree.invariants import violations
+
+    found = violations(call)
+    return str(found[0]).splitlines()[0] if found else ""
+
+
+def _report(view: "TreeView") -> dict[str, Any]:
+    return {
+        "request": view.request,
+        "prefix_len": view.prefix_len,
+        "q_len": view.q_len,
+        "num_nodes": view.num_nodes,
+        "token_ids": view.token_ids,
+        "tokens": view.labels,
+        "parents": view.parents,
+        "depths": view.depths,
+        "scores": view.scores,
+        "accepted": view.accepted,
+        "visible": view.allowed.tolist() if view.allowed is not None else None,
+    }
