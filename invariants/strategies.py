@@ -4,16 +4,19 @@ They are made to be used from another project's tests, to hold an engine to the 
 
     from hypothesis import given
     from ddtree.invariants import check, strategies as st
+    from my_engine import plan, run_round
 
     @given(st.verify_calls(max_batch=3))
-    def test_my_engine_builds_the_metadata(call: st.VerifyCall) -> None:
-        layout = my_engine.plan(call.tree, call.prefix_lens, call.slots.table)
-        check(tree=call.tree, layout=layout, prefix_lens=call.prefix_lens)
+    def test_the_metadata(call: st.VerifyCall) -> None:
+        layout = plan(call.tree, call.prefix_lens, call.slots.table)
+        check(call.tree, layout, prefix_lens=call.prefix_lens, slot_table=call.slots.table)
 
     @given(st.round_cases())
-    def test_my_engine_decodes(case: st.RoundCase) -> None:
-        emitted = my_engine.round(case.draft_log_probs, case.root_token_ids, case.target())
-        ...
+    def test_the_text(case: st.RoundCase) -> None:
+        target = case.target()
+        emitted = run_round(case, target)  # a list of new tokens for each request
+        for prompt, root, tokens in zip(case.prompts, case.root_token_ids.tolist(), emitted):
+            assert tokens == target.greedy((*prompt, root), len(tokens))
 
 Sizes are small by default and cluster where engines break: budgets around 8, 16, 32 and 64, prefix
 0, requests that differ in prefix, ties, shuffled pages. Each value is drawn as a few integers and
@@ -114,10 +117,12 @@ def budgets(max_value: int = 65) -> st.SearchStrategy[Budget]:
     return st.one_of(awkward, awkward, st.integers(0, max_value)).map(Budget)
 
 
-def prefix_lens(batch: int, max_value: int = 20) -> st.SearchStrategy[Int32[Tensor, " B"]]:
+def prefix_lens(
+    min_batch: int = 1, max_batch: int = 3, max_value: int = 20
+) -> st.SearchStrategy[Int32[Tensor, " B"]]:
     """Prefix lengths of a batch; 0 and differing ones are common."""
     length = st.one_of(st.just(0), st.integers(0, max_value))
-    lengths = st.lists(length, min_size=batch, max_size=batch)
+    lengths = st.lists(length, min_size=min_batch, max_size=max_batch)
     return lengths.map(lambda n: torch.tensor(n, dtype=torch.int32))
 
 
@@ -256,13 +261,13 @@ def verify_calls(
     page_sizes: Sequence[int] = PAGE_SIZES,
 ) -> VerifyCall:
     """Verify passes: best-first or arbitrary trees, ragged or fixed, prefixes 0 and differing."""
-    batch = draw(st.integers(1, max_batch))
+    lens = draw(prefix_lens(max_batch=max_batch, max_value=max_prefix))
+    batch = len(lens)
     tree = draw(
         st.one_of(
             arbitrary_trees(batch, max_q_len=max_q_len), trees(batch, max_budget=max_q_len - 1)
         )
     )
-    lens = draw(prefix_lens(batch, max_prefix))
     spare = draw(st.integers(0, 5))
     max_context = int(lens.max()) + tree.token_ids.shape[1] + spare
     slots = draw(slot_tables(batch, max_context, page_sizes))
@@ -334,11 +339,11 @@ def round_cases(
 ) -> RoundCase:
     """Whole rounds; the draft often likes what the target will choose, so that paths are accepted."""
     budget = draw(budgets(max_budget))
-    batch = draw(st.integers(1, max_batch))
     horizon, vocab = draw(st.integers(0, max_horizon)), draw(st.integers(1, max_vocab))
     token = st.integers(0, vocab - 1)
     prompt = st.lists(token, max_size=max_prefix).map(tuple)
-    prompts = draw(st.lists(prompt, min_size=batch, max_size=batch).map(tuple))
+    prompts = draw(st.lists(prompt, min_size=1, max_size=max_batch).map(tuple))
+    batch = len(prompts)
     roots = draw(st.lists(token, min_size=batch, max_size=batch))
     spare = draw(st.integers(0, 3 * (horizon + 1)))  # room for later rounds
     max_context = max(len(p) for p in prompts) + budget + 1 + spare

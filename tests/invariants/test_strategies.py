@@ -18,9 +18,7 @@ from ddtree.spec.tree import build_tree
 
 
 @given(st.verify_calls(), hs.data())
-def test_the_checker_finds_every_drawn_call_right(
-    call: st.VerifyCall, data: hs.DataObject
-) -> None:
+def test_the_checker_finds_every_drawn_call_right(call: st.VerifyCall, data: hs.DataObject) -> None:
     """Trees, layouts, masks in every form and acceptances hold every invariant."""
     mask, acceptance = data.draw(st.masks(call)), data.draw(st.acceptances(call.tree))
     whole = Call.of(
@@ -123,8 +121,10 @@ def test_a_failure_shrinks_to_little() -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     """The message names the kinds that there are."""
-    with pytest.raises(ValueError, match="no kind 'smooth'; it has grid, flat, spiky, bf16, sparse"):
-        st.draft_log_probs(1, 1, 2, ["smooth"]).example()
+    with pytest.raises(
+        ValueError, match="no kind 'smooth'; it has grid, flat, spiky, bf16, sparse"
+    ):
+        find(st.draft_log_probs(1, 1, 2, ["smooth"]), lambda _: True)
 
 
 def test_the_docstrings_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,12 @@ def test_the_docstrings_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run_round(case: st.RoundCase, target: Any) -> list[list[int]]:
         done = verify_round(
-            case.draft_log_probs, case.root_token_ids, case.prefix_lens, target, case.budget, case.topk
+            case.draft_log_probs,
+            case.root_token_ids,
+            case.prefix_lens,
+            target,
+            case.budget,
+            case.topk,
         )
         counts = done.acceptance.num_accepted.tolist()
         return [row[:n] for row, n in zip(done.token_ids.tolist(), counts, strict=True)]
