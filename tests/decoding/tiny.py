@@ -1,0 +1,87 @@
+"""Tiny randomly initialised models with attention of several shapes."""
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    Qwen3Config,
+)
+
+VOCAB = 31
+CONTEXT = 128
+
+# tied to no pad token: a padding row holds token 0, which is a token like any other
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+CONFIGS = {
+    # grouped query heads
+    "llama": lambda: LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **COMMON,
+    ),
+    # normalised q and k, heads wider than hidden_size / heads
+    "qwen3": lambda: Qwen3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=16,
+        **COMMON,
+    ),
+    # one KV head for all query heads
+    "gemma": lambda: GemmaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=8,
+        **COMMON,
+    ),
+    # a KV head for each query head, rotary on a part of each head
+    "gpt_neox": lambda: GPTNeoXConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        **COMMON,
+    ),
+    # learned positions: a position by row instead of by depth would change every embedding
+    "gpt2": lambda: GPT2Config(
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=CONTEXT,
+        **{k: v for k, v in COMMON.items() if k != "max_position_embeddings"},
+    ),
+}
+
+
+def tiny_model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """A model of the kind with weights large enough that the text depends on the whole context."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.5 if "embed" in name else 0.3)
+    return model.to(dtype).eval()
+
+
+def prompt(length: int, seed: int = 0) -> torch.Tensor:
+    """Random tokens ``[length]``."""
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
