@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from ddtree.decoding.founding_bug import FIELDS, configured_width
 from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
 from ddtree.spec.errors import InputError
-from ddtree.spec.index import mask_len
 
 Broken = tuple[VerifyLayout, FlatMask]
 
@@ -47,26 +46,8 @@ class Fault:
         return HABITS[f"{self.name}={self.value}"](tree, layout, mask)
 
 
-WIDTH_FIELDS = {
-    "width": ("qo_indptr", "mask_indptr", "max_q_len"),
-    "qo_indptr": ("qo_indptr",),
-    "mask_indptr": ("mask_indptr",),
-    "max_q_len": ("max_q_len",),
-}
+WIDTH_FIELDS = {"width": FIELDS, **{name: (name,) for name in FIELDS}}
 """Fields that the founding bug filled from a configured width, together and alone."""
-
-
-def configured_width(layout: VerifyLayout, width: int, fields: tuple[str, ...]) -> VerifyLayout:
-    """The founding bug: ``fields`` computed for ``width`` query rows, whatever the call has."""
-    has_rows = layout.qo_indptr.diff() > 0  # a captured layout may hold unused requests
-    widths = has_rows.long() * width
-    prefix_lens = layout.kv_indptr.diff().long()
-    wrong = {
-        "qo_indptr": _indptr(widths, layout.qo_indptr),
-        "mask_indptr": _indptr(mask_len(prefix_lens, widths), layout.mask_indptr),
-        "max_q_len": width,
-    }
-    return replace(layout, **{field: wrong[field] for field in fields})  # type: ignore[arg-type]
 
 
 def _inverted_mask(_tree: DraftTree, layout: VerifyLayout, mask: FlatMask) -> Broken:
@@ -99,9 +80,3 @@ HABITS: dict[str, Callable[[DraftTree, VerifyLayout, FlatMask], Broken]] = {
     "padding=visible": _padding_visible,
     "positions=row": _positions_by_row,
 }
-
-
-def _indptr(lengths: Tensor, like: Tensor) -> Tensor:
-    ends = torch.zeros_like(like)
-    ends[1:] = lengths.cumsum(0)
-    return ends

@@ -7,6 +7,7 @@ n from configuration stands where the call's q_len belongs. With budget + 1 == n
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -86,34 +87,34 @@ class FoundingBug:
 
     @contextmanager
     def _rewritten(self, layout: VerifyLayout) -> Iterator[VerifyLayout]:
-        qo_indptr, mask_indptr = self._wrong_indptrs(layout)
-        max_q_len = self.width if "max_q_len" in self.fields else layout.max_q_len
+        wrong = configured_width(layout, self.width, self.fields)
         if not layout.is_captured:
-            yield replace(layout, qo_indptr=qo_indptr, mask_indptr=mask_indptr, max_q_len=max_q_len)
+            yield wrong
             return
-        right = layout.qo_indptr.clone(), layout.mask_indptr.clone()
-        layout.qo_indptr.copy_(qo_indptr)
-        layout.mask_indptr.copy_(mask_indptr)
+        names = sorted(self.fields - {"max_q_len"})
+        right = {name: getattr(layout, name).clone() for name in names}
+        for name in names:
+            getattr(layout, name).copy_(getattr(wrong, name))
         try:
-            yield replace(layout, max_q_len=max_q_len)
+            yield replace(layout, max_q_len=wrong.max_q_len)
         finally:
-            layout.qo_indptr.copy_(right[0])
-            layout.mask_indptr.copy_(right[1])
-
-    def _wrong_indptrs(self, layout: VerifyLayout) -> tuple[Tensor, Tensor]:
-        """Both indptrs, each as the engine computed it if it is to be wrong.
-
-        Unused requests of fixed buffers stay empty.
-        """
-        used = (layout.qo_indptr.diff() > 0).long()
-        prefix_lens = layout.kv_indptr.diff().long()
-        qo_indptr, mask_indptr = layout.qo_indptr, layout.mask_indptr
-        if "qo_indptr" in self.fields:
-            qo_indptr = _indptr(used * self.width).to(qo_indptr.dtype)
-        if "mask_indptr" in self.fields:
-            mask_indptr = _indptr(used * mask_len(prefix_lens, self.width))
-        return qo_indptr, mask_indptr
+            for name, content in right.items():
+                getattr(layout, name).copy_(content)
 
 
-def _indptr(lengths: Int64[Tensor, " B"]) -> Int64[Tensor, " B+1"]:
-    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+def configured_width(
+    layout: VerifyLayout, width: int, fields: Collection[str] = FIELDS
+) -> VerifyLayout:
+    """The layout with ``fields`` as the engine computed them; unused requests of buffers stay empty."""
+    used = (layout.qo_indptr.diff() > 0).long()
+    prefix_lens = layout.kv_indptr.diff().long()
+    wrong: dict[str, Any] = {
+        "qo_indptr": _indptr(used * width, layout.qo_indptr),
+        "mask_indptr": _indptr(used * mask_len(prefix_lens, width), layout.mask_indptr),
+        "max_q_len": width,
+    }
+    return replace(layout, **{name: wrong[name] for name in fields})
+
+
+def _indptr(lengths: Tensor, like: Tensor) -> Tensor:
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(like.dtype)

@@ -227,9 +227,11 @@ class HFTarget:
         return bias.masked_fill_(~whole, lowest(self.dtype)).to(self.device)[None, None]
 
     def _crop(self, prefix_len: int) -> None:
-        surplus = self.cache.get_seq_length() - prefix_len
-        if surplus > 0:
-            self.cache.crop(-surplus)
+        # layer by layer: a pass that an error stopped midway has grown the first layers only
+        for layer in self.cache.layers:
+            surplus = layer.get_seq_length() - prefix_len
+            if surplus > 0:
+                layer.crop(-surplus)
         self.prefix_len = prefix_len
 
     def _select(self, hidden: tuple[Tensor, ...] | None) -> Float[Tensor, "rows width"] | None:
