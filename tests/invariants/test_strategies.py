@@ -148,6 +148,6 @@ def test_the_docstrings_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert st.__doc__ is not None
     lines = [line for line in st.__doc__.splitlines() if line.startswith("    ") or not line]
     example: dict[str, Any] = {}
-    exec("\n".join(line[4:] for line in lines), example)  # noqa: S102 (our own docstring)
+    exec("\n".join(line[4:] for line in lines), example)
     example["test_the_metadata"]()
     example["test_the_text"]()

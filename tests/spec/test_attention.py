@@ -86,6 +86,20 @@ def by_path(
     ).reshape(inputs.query.shape[:2])
 
 
+def branching(prefix_lens: tuple[int, int], slots: st.SlotTable) -> st.VerifyCall:
+    """Two requests: a root with children 1 and 2 and 3 below 2; and a chain of two and padding."""
+    tree = DraftTree(
+        torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]),
+        torch.tensor([[-1, 0, 0, 2], [-1, 0, -1, -1]], dtype=torch.int32),
+        torch.tensor([[0, 1, 1, 2], [0, 1, 0, 0]], dtype=torch.int32),
+        torch.zeros(2, 4, dtype=torch.float64),
+        torch.tensor([4, 2], dtype=torch.int32),
+    )
+    lens = torch.tensor(prefix_lens, dtype=torch.int32)
+    return st.VerifyCall(tree, lens, slots, None, plan_verify(tree, lens, slots.table))
+
+
+BRANCHING = branching((3, 0), st.SlotTable(torch.arange(13, -1, -1).reshape(2, 7), 1, 15))
 HEADS = hs.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 2)])
 """(query heads, KV heads): one head, MQA, MHA, GQA of groups 2 and 3."""
 
@@ -99,6 +113,9 @@ HEADS = hs.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (6, 2)])
     hs.none() | hs.integers(1, 9),
     hs.sampled_from(st.FORMS),
 )
+@example(BRANCHING, (1, 1), None, None, False, 1, "flat")
+@example(BRANCHING, (4, 2), 0.3, 1.5, True, 2, "bits")
+@example(BRANCHING, (6, 2), None, None, True, None, "dense")
 def test_equals_each_paths_causal_attention(
     call: st.VerifyCall,
     heads: tuple[int, int],
@@ -146,7 +163,7 @@ def test_equals_each_paths_causal_attention(
 )
 def test_head_dims_and_dtypes(head_dim: int, dtype: torch.dtype, tolerance: float) -> None:
     """Each served head dim and dtype is right within its rounding, and keeps the query's dtype."""
-    call = branching((3, 0), st.SlotTable(torch.arange(14).reshape(2, 7), 1, 15))
+    call = BRANCHING
     inputs = tensors(call.layout, 15, 4, 2, head_dim).cast(dtype)
     output, lse = verify_attention(*inputs, call.layout, tree_mask(call.tree, call.layout))
     expected, _ = by_path(call, inputs.cast(torch.float64), head_dim**-0.5)
@@ -155,21 +172,8 @@ def test_head_dims_and_dtypes(head_dim: int, dtype: torch.dtype, tolerance: floa
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def branching(prefix_lens: tuple[int, int], slots: st.SlotTable) -> st.VerifyCall:
-    """Two requests: a root with children 1 and 2 and 3 below 2; and a chain of two and padding."""
-    tree = DraftTree(
-        torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]),
-        torch.tensor([[-1, 0, 0, 2], [-1, 0, -1, -1]], dtype=torch.int32),
-        torch.tensor([[0, 1, 1, 2], [0, 1, 0, 0]], dtype=torch.int32),
-        torch.zeros(2, 4, dtype=torch.float64),
-        torch.tensor([4, 2], dtype=torch.int32),
-    )
-    lens = torch.tensor(prefix_lens, dtype=torch.int32)
-    return st.VerifyCall(tree, lens, slots, None, plan_verify(tree, lens, slots.table))
-
-
 @given(st.verify_calls(max_batch=2, max_q_len=17, max_prefix=6), hs.sampled_from(st.FORMS))
-@example(branching((3, 0), st.SlotTable(torch.arange(14).reshape(2, 7), 1, 14)), "bits")
+@example(BRANCHING, "bits")
 def test_zero_scores_read_off_the_exact_set_of_visible_entries(
     call: st.VerifyCall, form: Form
 ) -> None:
@@ -206,27 +210,22 @@ def test_zero_scores_read_off_the_exact_set_of_visible_entries(
     assert sums.tolist() == expected
 
 
-def test_a_window_goes_by_depth() -> None:
-    """Of two siblings at depth 1 and window 4 each keeps two prefix entries, the root and itself.
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 8, 9])
+def test_a_window_goes_by_depth(window: int) -> None:
+    """With scores of zero the log-sum-exp counts keys: each row keeps its last ``window`` positions.
 
-    A window by row would take one key from the second sibling.
+    A window by row takes a key from the second of two siblings, or leaves its child one too many.
     """
     call = branching((5, 5), st.SlotTable(torch.arange(18).reshape(2, 9), 1, 18))
-    zeros = torch.zeros(8, 1, 1)
-    pool = torch.zeros(18, 1, 1)
+    zeros, pool = torch.zeros(8, 1, 1), torch.zeros(18, 1, 1)
+    mask = tree_mask(call.tree, call.layout)
     _, lse = verify_attention(
-        zeros,
-        zeros,
-        zeros,
-        pool,
-        pool,
-        call.layout,
-        tree_mask(call.tree, call.layout),
-        window=4,
-        return_lse=True,
+        zeros, zeros, zeros, pool, pool, call.layout, mask, window=window, return_lse=True
     )
     assert lse is not None
-    assert lse.exp().flatten().tolist() == pytest.approx([4.0] * 8)
+    depths = [0, 1, 1, 2, 0, 1]  # then two rows of padding, which see the prefix and themselves
+    expected = [min(window, 5 + depth + 1) for depth in depths]
+    assert lse.exp().flatten()[:6].tolist() == pytest.approx(expected)
 
 
 @given(st.verify_calls(max_q_len=9, max_prefix=7))

@@ -15,7 +15,7 @@ from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import DraftTree
 from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
-from ddtree.spec.mask import tree_mask
+from ddtree.spec.mask import convert_mask, tree_mask
 
 FIELDS = ("qo_indptr", "kv_indptr", "kv_indices", "mask_indptr", "positions", "out_cache_loc")
 
@@ -108,6 +108,8 @@ def test_the_front_is_the_call_and_the_tail_is_inert(
         assert (tail == inert).all(), name
     allowed = tree_mask(call.tree, call.layout, "flat").allowed
     assert torch.equal(buffers.mask.allowed[: len(allowed)], allowed)
+    words = convert_mask(buffers.mask, buffers.layout, "bits").words
+    assert torch.equal(words, tree_mask(call.tree, call.layout, "bits").words)
     assert not buffers.mask.allowed[len(allowed) :].any()
     tokens, ends = [], call.layout.qo_indptr.tolist()
     for b, (start, end) in enumerate(pairwise(ends)):
