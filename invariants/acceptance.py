@@ -51,11 +51,21 @@ def accepted_path(call: Call, _: Sizes) -> Iterator[Violation]:
         nodes = call.parents.shape[1] if call.num_nodes is None else int(call.num_nodes[b])
         for i in range(1, len(path)):
             if not 0 < path[i] < nodes:
-                yield Violation(b, f"1 to {nodes - 1}", path[i], f"nodes[{b}, {i}] is no real node but the root")
+                yield Violation(
+                    b, f"1 to {nodes - 1}", path[i], f"nodes[{b}, {i}] is no real node but the root"
+                )
                 break
             parent = int(call.parents[b, path[i]])
             if parent != path[i - 1]:
-                yield Violation(b, path[i - 1], parent, f"node {path[i]} follows node {path[i - 1]} in nodes[{b}] = {path}; its parent is {parent}")
+                yield Violation(
+                    b,
+                    path[i - 1],
+                    parent,
+                    (
+                        f"node {path[i]} follows node {path[i - 1]} in nodes[{b}] = {path}; its parent is "
+                        f"{parent}"
+                    ),
+                )
                 break
 
 
@@ -67,7 +77,15 @@ def choice(call: Call, sizes: Sizes) -> Iterator[Violation]:
         for i in range(1, len(path)):
             token = int(call.token_ids[b, path[i]])
             if targets and token != targets[i - 1]:
-                yield Violation(b, targets[i - 1], token, f"node {path[i]} of nodes[{b}] = {path}; the target chose {targets[i - 1]} at node {path[i - 1]}")
+                yield Violation(
+                    b,
+                    targets[i - 1],
+                    token,
+                    (
+                        f"node {path[i]} of nodes[{b}] = {path}; the target chose {targets[i - 1]} at "
+                        f"node {path[i - 1]}"
+                    ),
+                )
                 break
 
 
@@ -78,7 +96,12 @@ def bonus(call: Call, sizes: Sizes) -> Iterator[Violation]:
         found = int(call.bonus[b])
         targets = _choices(call, sizes, b, path) if call.target_ids is not None else []
         if targets and found != targets[-1]:
-            yield Violation(b, targets[-1], found, f"bonus[{b}]; the target chose {targets[-1]} at node {path[-1]}, the last of {path}")
+            yield Violation(
+                b,
+                targets[-1],
+                found,
+                f"bonus[{b}]; the target chose {targets[-1]} at node {path[-1]}, the last of {path}",
+            )
         elif found < 0 or (call.vocab_size is not None and found >= call.vocab_size):
             yield Violation(b, "a token id", found, f"bonus[{b}]; vocabulary {call.vocab_size}")
 
@@ -92,7 +115,12 @@ def walk_end(call: Call, _: Sizes) -> Iterator[Violation]:
         below = (call.parents[b, :nodes] == path[-1]) & (call.token_ids[b, :nodes] == token)
         if bool(below.any()):
             child = int(below.nonzero()[0])
-            yield Violation(b, len(path) + 1, len(path), f"the bonus {token} is node {child}, a child of the last accepted node {path[-1]}")
+            yield Violation(
+                b,
+                len(path) + 1,
+                len(path),
+                f"the bonus {token} is node {child}, a child of the last accepted node {path[-1]}",
+            )
 
 
 def emitted(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -104,7 +132,9 @@ def emitted(call: Call, _: Sizes) -> Iterator[Violation]:
         expected += [-1] * (call.emitted.shape[1] - len(expected))
         found = call.emitted[b].tolist()
         if found != expected:
-            yield Violation(b, expected, found, f"emitted[{b}]; nodes {path}, bonus {int(call.bonus[b])}")
+            yield Violation(
+                b, expected, found, f"emitted[{b}]; nodes {path}, bonus {int(call.bonus[b])}"
+            )
 
 
 def _choices(call: Call, sizes: Sizes, b: int, path: list[int]) -> list[int]:
@@ -120,37 +150,65 @@ _PATH = (*_SOUND, "num_nodes", "accepted_path")
 
 ACCEPTANCE = (
     Invariant(
-        "num_accepted", "acceptance", "At least the root is accepted, and no more than the tree and the horizon allow.",
-        "1 <= num_accepted[b] <= min(horizon + 1, num_nodes[b])", ("num_accepted",), num_accepted,
+        "num_accepted",
+        "acceptance",
+        "At least the root is accepted, and no more than the tree and the horizon allow.",
+        "1 <= num_accepted[b] <= min(horizon + 1, num_nodes[b])",
+        ("num_accepted",),
+        num_accepted,
     ),
     Invariant(
-        "accepted_end", "acceptance", "The path has num_accepted nodes and -1 after them.",
-        "nodes[b, i] == -1 exactly for i >= num_accepted[b]", ("nodes", "num_accepted"), accepted_end,
+        "accepted_end",
+        "acceptance",
+        "The path has num_accepted nodes and -1 after them.",
+        "nodes[b, i] == -1 exactly for i >= num_accepted[b]",
+        ("nodes", "num_accepted"),
+        accepted_end,
         ("num_accepted",),
     ),
     Invariant(
-        "accepted_path", "acceptance", "The path starts at the root and each node is a child of the one before.",
-        "nodes[b, 0] == 0, parents[b, nodes[b, i]] == nodes[b, i - 1]", ("nodes", "num_accepted", "parents"),
-        accepted_path, _SOUND,
+        "accepted_path",
+        "acceptance",
+        "The path starts at the root and each node is a child of the one before.",
+        "nodes[b, 0] == 0, parents[b, nodes[b, i]] == nodes[b, i - 1]",
+        ("nodes", "num_accepted", "parents"),
+        accepted_path,
+        _SOUND,
     ),
     Invariant(
-        "choice", "acceptance", "Each accepted token is the target's choice at the node before.",
+        "choice",
+        "acceptance",
+        "Each accepted token is the target's choice at the node before.",
         "token_ids[b, nodes[b, i]] == target_ids[qo_indptr[b] + nodes[b, i - 1]]",
-        ("nodes", "num_accepted", "parents", "token_ids", "target_ids", "q_len"), choice, _PATH,
+        ("nodes", "num_accepted", "parents", "token_ids", "target_ids", "q_len"),
+        choice,
+        _PATH,
     ),
     Invariant(
-        "bonus", "acceptance", "The bonus is the target's choice at the last accepted node.",
+        "bonus",
+        "acceptance",
+        "The bonus is the target's choice at the last accepted node.",
         "bonus[b] == target_ids[qo_indptr[b] + nodes[b, num_accepted[b] - 1]]",
-        ("bonus", "nodes", "num_accepted"), bonus, _PATH,
+        ("bonus", "nodes", "num_accepted"),
+        bonus,
+        _PATH,
     ),
     Invariant(
-        "walk_end", "acceptance", "The walk ends only where no child carries the bonus.",
+        "walk_end",
+        "acceptance",
+        "The walk ends only where no child carries the bonus.",
         "no r: parents[b, r] == nodes[b, num_accepted[b] - 1] and token_ids[b, r] == bonus[b]",
-        ("bonus", "nodes", "num_accepted", "parents", "token_ids", "num_nodes"), walk_end, _PATH,
+        ("bonus", "nodes", "num_accepted", "parents", "token_ids", "num_nodes"),
+        walk_end,
+        _PATH,
     ),
     Invariant(
-        "emitted", "acceptance", "The new tokens are the accepted ones after the root, then the bonus, then -1.",
+        "emitted",
+        "acceptance",
+        "The new tokens are the accepted ones after the root, then the bonus, then -1.",
         "emitted[b] == [token_ids[b, nodes[b, 1:]]..., bonus[b], -1, ...]",
-        ("emitted", "bonus", "nodes", "num_accepted", "token_ids", "parents"), emitted, _PATH,
+        ("emitted", "bonus", "nodes", "num_accepted", "token_ids", "parents"),
+        emitted,
+        _PATH,
     ),
-)  # fmt: skip
+)

@@ -28,7 +28,13 @@ def buffer_capacity(call: Call, sizes: Sizes) -> Iterator[Violation]:
                 hint = diagnosis.capacity(size, room, sizes)
             elif name != "kv_indices":
                 hint = diagnosis.row_capacity(size, room, sizes)
-            yield Violation(None, f"at least {need}", size, f"{name} has {size} entries; this call needs {need}, {need - size} more", hint)
+            yield Violation(
+                None,
+                f"at least {need}",
+                size,
+                f"{name} has {size} entries; this call needs {need}, {need - size} more",
+                hint,
+            )
 
 
 def stale_tail(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -39,29 +45,65 @@ def stale_tail(call: Call, sizes: Sizes) -> Iterator[Violation]:
             tail = known[name][sizes.batch :].tolist()
             for request, value in enumerate(tail[1:], start=sizes.batch):
                 if value != tail[0]:
-                    yield Violation(request, tail[0], value, f"{name}[{request + 1}]; the call has {sizes.batch} requests, so later ones are empty")
+                    yield Violation(
+                        request,
+                        tail[0],
+                        value,
+                        (
+                            f"{name}[{request + 1}]; the call has {sizes.batch} requests, so later ones are "
+                            "empty"
+                        ),
+                    )
                     break
     rows, entries = sizes.row_starts[-1], sizes.mask_starts[-1]
     pad = -1 if call.pad_slot is None else call.pad_slot
-    inert = (("positions", rows, 0), ("out_cache_loc", rows, pad), ("input_ids", rows, 0), ("custom_mask", entries, 0))
+    inert = (
+        ("positions", rows, 0),
+        ("out_cache_loc", rows, pad),
+        ("input_ids", rows, 0),
+        ("custom_mask", entries, 0),
+    )
     for name, live, value in inert:
         if name not in known or (name == "custom_mask" and sizes.mask_lens is None):
             continue
         stale = (known[name][live:] != value).nonzero().flatten()
         if stale.numel():
             at = live + int(stale[0])
-            yield Violation(None, value, int(known[name][at]), f"{name}[{at}]; the call ends at {live}: left over from a larger call, or this call's width is not its own")
+            yield Violation(
+                None,
+                value,
+                int(known[name][at]),
+                (
+                    f"{name}[{at}]; the call ends at {live}: left over from a larger call, or this "
+                    "call's width is not its own"
+                ),
+            )
 
 
 BUFFERS = (
     Invariant(
-        "buffer_capacity", "buffers", "Fixed buffers have room for this call, the tree's own mask columns included.",
-        "len(positions) >= sum(q_len), len(custom_mask) >= sum(q_len * (prefix_len + q_len)), len(kv_indices) >= sum(prefix_len)",
-        ("captured", "q_len", "positions|out_cache_loc|input_ids|custom_mask|kv_indices"), buffer_capacity,
+        "buffer_capacity",
+        "buffers",
+        "Fixed buffers have room for this call, the tree's own mask columns included.",
+        (
+            "len(positions) >= sum(q_len), len(custom_mask) >= sum(q_len * (prefix_len + "
+            "q_len)), len(kv_indices) >= sum(prefix_len)"
+        ),
+        ("captured", "q_len", "positions|out_cache_loc|input_ids|custom_mask|kv_indices"),
+        buffer_capacity,
     ),
     Invariant(
-        "stale_tail", "buffers", "Behind the call fixed buffers are inert: indptrs repeat their last value, rows hold 0 or the pad slot, the mask False.",
-        "x_indptr[B:] == x_indptr[B], positions[T:] == 0, input_ids[T:] == 0, out_cache_loc[T:] == pad_slot, custom_mask[mask_indptr[B]:] == 0",
-        ("captured", "q_len"), stale_tail,
+        "stale_tail",
+        "buffers",
+        (
+            "Behind the call fixed buffers are inert: indptrs repeat their last value, rows "
+            "hold 0 or the pad slot, the mask False."
+        ),
+        (
+            "x_indptr[B:] == x_indptr[B], positions[T:] == 0, input_ids[T:] == 0, "
+            "out_cache_loc[T:] == pad_slot, custom_mask[mask_indptr[B]:] == 0"
+        ),
+        ("captured", "q_len"),
+        stale_tail,
     ),
-)  # fmt: skip
+)

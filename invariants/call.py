@@ -123,7 +123,9 @@ class Call:
 
     def on_cpu(self) -> "Call":
         """The same call with every tensor on the CPU: one copy, so that checks never wait twice."""
-        moved = {n: v.detach().cpu() for n, v in self.known().items() if isinstance(v, Tensor)}
+        moved: dict[str, Any] = {
+            n: v.detach().cpu() for n, v in self.known().items() if isinstance(v, Tensor)
+        }
         return replace(self, **moved)
 
 
@@ -212,8 +214,15 @@ def _accept(spec: "Field[Any]", value: Any) -> Any:
     name, kind, ndim = spec.name, spec.metadata["kind"], spec.metadata["ndim"]
     if kind in {"number", "flag"}:
         if isinstance(value, Tensor):
-            whole = value.numel() == 1 and not value.dtype.is_floating_point and not value.dtype.is_complex
-            require(whole, f"{name} is a {value.dtype} tensor of shape {list(value.shape)}; expected one integer")
+            whole = (
+                value.numel() == 1
+                and not value.dtype.is_floating_point
+                and not value.dtype.is_complex
+            )
+            require(
+                whole,
+                f"{name} is a {value.dtype} tensor of shape {list(value.shape)}; expected one integer",
+            )
             value = value.item()
         require(isinstance(value, int), f"{name} is {value!r}; expected an integer")
         require(kind != "flag" or value in {0, 1}, f"{name} is {value}; expected 0 or 1")
@@ -222,5 +231,8 @@ def _accept(spec: "Field[Any]", value: Any) -> Any:
     wanted, right = _KINDS[kind]
     require(right(value.dtype), f"{name} has dtype {value.dtype}; expected {wanted}")
     shape = list(value.shape)
-    require(value.ndim == ndim, f"{name} has shape {shape}; expected {ndim} axes: {spec.metadata['doc']}")
+    require(
+        value.ndim == ndim,
+        f"{name} has shape {shape}; expected {ndim} axes: {spec.metadata['doc']}",
+    )
     return value

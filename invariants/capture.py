@@ -45,7 +45,8 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         if path.suffix == ".npz":
-            np.savez(temporary, **{name: _to_numpy(name, value) for name, value in tensors.items()})
+            arrays: dict[str, Any] = {n: _to_numpy(n, value) for n, value in tensors.items()}
+            np.savez(temporary, **arrays)
         else:
             save_file(tensors, temporary)
         temporary.replace(path)

@@ -103,7 +103,10 @@ def check(
         InvariantViolation: the first broken one; ``also`` names the others.
         InputError: an unknown field or one of a wrong kind, or nothing to check.
     """
-    require(buffers is None or (layout is None and mask is None), "give the buffers, or the layout and mask, not both: buffers hold their own")
+    require(
+        buffers is None or (layout is None and mask is None),
+        "give the buffers, or the layout and mask, not both: buffers hold their own",
+    )
     parts = Call.of(tree, layout, mask, buffers, acceptance, commit, **known)
     whole = parts if call is None else replace(call, **parts.known())
     require(bool(whole.known()), "there is nothing to check: give a tree, a layout, a mask, ...")
@@ -111,7 +114,9 @@ def check(
         raise violation
 
 
-def _violation(row: Invariant, found: Violation, where: str, also: tuple[str, ...]) -> InvariantViolation:
+def _violation(
+    row: Invariant, found: Violation, where: str, also: tuple[str, ...]
+) -> InvariantViolation:
     return InvariantViolation(
         row.id,
         found.request,

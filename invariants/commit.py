@@ -1,4 +1,4 @@
-"""Invariants of the commit: the accepted rows' KV becomes the entries after the prefix, and nothing is lost."""
+"""Invariants of the commit: the accepted rows follow the prefix, and nothing is lost."""
 
 from collections.abc import Iterator
 
@@ -35,8 +35,17 @@ def commit_src(call: Call, sizes: Sizes) -> Iterator[Violation]:
         bad = (call.src[b] != expected).nonzero().flatten()
         if bad.numel():
             i = int(bad[0])
-            numbers = f"src[{b}, {i}]; nodes[{b}] is {call.nodes[b, :count].tolist()}, out_cache_loc there {expected[:count].tolist()}"
-            yield Violation(b, int(expected[i]), int(call.src[b, i]), numbers, diagnosis.commit_sources(call, sizes, b))
+            numbers = (
+                f"src[{b}, {i}]; nodes[{b}] is {call.nodes[b, :count].tolist()}, out_cache_loc "
+                f"there {expected[:count].tolist()}"
+            )
+            yield Violation(
+                b,
+                int(expected[i]),
+                int(call.src[b, i]),
+                numbers,
+                diagnosis.commit_sources(call, sizes, b),
+            )
 
 
 def commit_dst(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -52,7 +61,12 @@ def commit_dst(call: Call, sizes: Sizes) -> Iterator[Violation]:
         if bad.numel():
             i = int(bad[0])
             entry = index.commit_entry((sizes.prefix_lens or [])[b], i)
-            yield Violation(b, int(expected[i]), int(found[i]), f"dst[{b}, {i}]; entry {entry} of the request, of {count} accepted")
+            yield Violation(
+                b,
+                int(expected[i]),
+                int(found[i]),
+                f"dst[{b}, {i}]; entry {entry} of the request, of {count} accepted",
+            )
 
 
 def _entries(call: Call, sizes: Sizes, b: int, count: int) -> torch.Tensor | None:
@@ -83,7 +97,12 @@ def commit_order(call: Call, _: Sizes) -> Iterator[Violation]:
     for b, (sources, targets) in enumerate(pairs):
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
             if source >= 0 and source in written:
-                yield Violation(b, "an untouched source", source, f"src[{b}, {i}] = {source} was overwritten by move {written[source]} (request, step)")
+                yield Violation(
+                    b,
+                    "an untouched source",
+                    source,
+                    f"src[{b}, {i}] = {source} was overwritten by move {written[source]} (request, step)",
+                )
                 break
             if target >= 0 and target != source:
                 written[target] = (b, i)
@@ -94,13 +113,20 @@ def slot_permutation(call: Call, _: Sizes) -> Iterator[Violation]:
     assert call.slot_table is not None and call.slot_table_after is not None
     before, after = call.slot_table, call.slot_table_after
     if before.shape != after.shape:
-        yield Violation(None, list(before.shape), list(after.shape), "shape of the slot table before and after")
+        yield Violation(
+            None, list(before.shape), list(after.shape), "shape of the slot table before and after"
+        )
         return
     bad = (before.sort(dim=1).values != after.sort(dim=1).values).any(dim=1)
     for b in bad.nonzero().flatten().tolist():
         lost = sorted(set(before[b].tolist()) - set(after[b].tolist()))
         gained = sorted(set(after[b].tolist()) - set(before[b].tolist()))
-        yield Violation(b, "the same slots", f"lost {lost[:8]}, gained {gained[:8]}", f"slot_table[{b}] after the commit")
+        yield Violation(
+            b,
+            "the same slots",
+            f"lost {lost[:8]}, gained {gained[:8]}",
+            f"slot_table[{b}] after the commit",
+        )
 
 
 def prefix_kept(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -111,38 +137,66 @@ def prefix_kept(call: Call, sizes: Sizes) -> Iterator[Violation]:
         if before.shape != after.shape:
             continue  # slot_permutation names it
         for i in (before != after).nonzero().flatten().tolist()[:1]:
-            yield Violation(b, int(before[i]), int(after[i]), f"slot_table[{b}, {i}] moved; the prefix has {prefix_len} entries")
+            yield Violation(
+                b,
+                int(before[i]),
+                int(after[i]),
+                f"slot_table[{b}, {i}] moved; the prefix has {prefix_len} entries",
+            )
 
 
 _SOUND = ("num_accepted", "accepted_end")
 
 COMMIT = (
     Invariant(
-        "commit_len", "commit", "A commit adds the accepted nodes to the prefix and nothing else.",
-        "committed_lens[b] == prefix_len + num_accepted[b]", ("committed_lens", "num_accepted", "prefix_len"),
-        commit_len, ("num_accepted",),
+        "commit_len",
+        "commit",
+        "A commit adds the accepted nodes to the prefix and nothing else.",
+        "committed_lens[b] == prefix_len + num_accepted[b]",
+        ("committed_lens", "num_accepted", "prefix_len"),
+        commit_len,
+        ("num_accepted",),
     ),
     Invariant(
-        "commit_src", "commit", "The sources are the slots that the accepted rows were written to.",
+        "commit_src",
+        "commit",
+        "The sources are the slots that the accepted rows were written to.",
         "src[b, i] == out_cache_loc[qo_indptr[b] + nodes[b, i]], -1 after the end",
-        ("src", "nodes", "num_accepted", "out_cache_loc", "q_len"), commit_src, (*_SOUND, "accepted_path"),
+        ("src", "nodes", "num_accepted", "out_cache_loc", "q_len"),
+        commit_src,
+        (*_SOUND, "accepted_path"),
     ),
     Invariant(
-        "commit_dst", "commit", "Accepted node i ends up at entry prefix_len + i of its request.",
+        "commit_dst",
+        "commit",
+        "Accepted node i ends up at entry prefix_len + i of its request.",
         "dst[b, i] == slot_table_after[b, prefix_len + i], -1 after the end",
-        ("src", "dst", "num_accepted", "prefix_len"), commit_dst, ("num_accepted",),
+        ("src", "dst", "num_accepted", "prefix_len"),
+        commit_dst,
+        ("num_accepted",),
     ),
     Invariant(
-        "commit_order", "commit", "No move overwrites the source of a later one.",
-        "dst[a, i] != src[b, j] for every later move (b, j), unless dst[a, i] == src[a, i]", ("src", "dst"), commit_order,
+        "commit_order",
+        "commit",
+        "No move overwrites the source of a later one.",
+        ("dst[a, i] != src[b, j] for every later move (b, j), unless dst[a, i] == src[a, i]"),
+        ("src", "dst"),
+        commit_order,
     ),
     Invariant(
-        "slot_permutation", "commit", "A commit permutes each request's slots: none is lost, none appears.",
-        "sorted(slot_table_after[b]) == sorted(slot_table[b])", ("slot_table", "slot_table_after"), slot_permutation,
+        "slot_permutation",
+        "commit",
+        "A commit permutes each request's slots: none is lost, none appears.",
+        "sorted(slot_table_after[b]) == sorted(slot_table[b])",
+        ("slot_table", "slot_table_after"),
+        slot_permutation,
     ),
     Invariant(
-        "prefix_kept", "commit", "A commit leaves the prefix where it is.",
+        "prefix_kept",
+        "commit",
+        "A commit leaves the prefix where it is.",
         "slot_table_after[b, i] == slot_table[b, i] for i < prefix_len",
-        ("slot_table", "slot_table_after", "prefix_len"), prefix_kept,
+        ("slot_table", "slot_table_after", "prefix_len"),
+        prefix_kept,
     ),
-)  # fmt: skip
+)

@@ -158,7 +158,15 @@ _PARTS = (
     contracts.Commit,
     PagedKV,
 )
-_BY_NAME = ("root_token_ids", "prefix_lens", "slot_table", "q_lens", "target_ids", "horizon", "budget")
+_BY_NAME = (
+    "root_token_ids",
+    "prefix_lens",
+    "slot_table",
+    "q_lens",
+    "target_ids",
+    "horizon",
+    "budget",
+)
 
 
 def _entry(given: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +180,12 @@ def _entry(given: dict[str, Any]) -> dict[str, Any]:
     if "slot_table" in known:
         known["slot_table"] = known["slot_table"].clone()  # a commit permutes it in place
     tree = given.get("tree")
-    if "slot_table" in given and "q_lens" in given and given["q_lens"] is None and isinstance(tree, DraftTree):
+    if (
+        "slot_table" in given
+        and "q_lens" in given
+        and given["q_lens"] is None
+        and isinstance(tree, DraftTree)
+    ):
         batch, rows = tree.token_ids.shape
         known["q_lens"] = torch.full((batch,), rows)  # plan_verify's default: all rows of the tree
     return known
@@ -208,11 +221,15 @@ def _types(function: Callable[..., Any], error: TypeCheckError) -> InvariantViol
     """Jaxtyping's error, told as a violation that names the argument."""
     text = str(error)
     argument = re.search(r"typechecking parameter '(\w+)'", text)
-    expected, found = (re.search(rf"{label}: (.+)", text) for label in ("Expected type", "Actual value"))
+    expected, found = (
+        re.search(rf"{label}: (.+)", text) for label in ("Expected type", "Actual value")
+    )
     return _type_violation(
         _name(function),
         argument[1] if argument else "its result",
-        expected[1].rstrip(".").removeprefix("<class '").removesuffix("'>") if expected else "its annotation",
+        expected[1].rstrip(".").removeprefix("<class '").removesuffix("'>")
+        if expected
+        else "its annotation",
         found[1].rstrip(".") if found else "another type",
     )
 
@@ -236,26 +253,29 @@ def _check_fields(function: str, argument: str, value: object) -> None:
         for part in parts:
             _check_fields(function, argument, part)
         return
-    if not is_dataclass(value) or isinstance(value, type) or not isinstance(value, (*_PARTS, Round)):
+    if (
+        not is_dataclass(value)
+        or isinstance(value, type)
+        or not isinstance(value, (*_PARTS, Round))
+    ):
         return
     if isinstance(value, Round):
         for spec in fields(value):
             _check_fields(function, f"{argument}.{spec.name}", getattr(value, spec.name))
         return
-    hints = _hints(type(value))
+    hints = get_type_hints(type(value))
     with jaxtyped("context"):
         for spec in fields(value):
             content, hint = getattr(value, spec.name), hints[spec.name]
             _bind_axes(content, hint)
             if not is_bearable(content, hint):
-                found = f"{content.dtype} {list(content.shape)}" if isinstance(content, Tensor) else type(content).__name__
+                found = (
+                    f"{content.dtype} {list(content.shape)}"
+                    if isinstance(content, Tensor)
+                    else type(content).__name__
+                )
                 wanted_type = getattr(hint, "__name__", str(hint))
                 raise _type_violation(function, f"{argument}.{spec.name}", wanted_type, found)
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _bind_axes(content: object, hint: Any) -> None:
@@ -265,7 +285,8 @@ def _bind_axes(content: object, hint: Any) -> None:
         for size, axis in zip(content.shape, axes, strict=True):
             base = axis.removesuffix("+1")
             if base != axis and size:
-                isinstance(torch.empty(size - 1, device="meta"), Shaped[Tensor, f" {base}"])
+                known_axis: Any = Shaped[Tensor, f" {base}"]
+                is_bearable(torch.empty(size - 1, device="meta"), known_axis)
 
 
 if wanted(os.environ.get(VARIABLE)):

@@ -45,14 +45,17 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
 
 
 def _other_prefix(found: list[int], sizes: Sizes) -> str:
-    """Right widths over prefixes that are not ``kv_indptr``'s (a window's, or the lengths of another time)."""
+    """Right widths over other prefixes than ``kv_indptr``'s: a window's, or those of another time."""
     q_lens, prefix_lens = sizes.q_lens or [], sizes.prefix_lens or []
     if any(q < 1 or length % q or length // q < q for length, q in zip(found, q_lens, strict=True)):
         return ""
     prefixes = [length // q - q for length, q in zip(found, q_lens, strict=True)]
     if max(q_lens) < 2 or prefixes == prefix_lens:  # any length divides by a q_len of 1
         return ""
-    return f"the segments fit prefix lengths {prefixes}; kv_indptr's are {prefix_lens}: the two lengths came from two sources"
+    return (
+        f"the segments fit prefix lengths {prefixes}; kv_indptr's are {prefix_lens}: the "
+        "two lengths came from two sources"
+    )
 
 
 def row_widths(call: Call, sizes: Sizes) -> str:
@@ -65,7 +68,10 @@ def max_q_len(call: Call, sizes: Sizes) -> str:
     most = max(sizes.q_lens or [], default=0)
     if call.max_q_len is None or call.max_q_len >= most:
         return ""
-    return f"a launch for {call.max_q_len} rows leaves out rows {call.max_q_len} to {most - 1} of a request: max_q_len did not come from this call's qo_indptr"
+    return (
+        f"a launch for {call.max_q_len} rows leaves out rows {call.max_q_len} to "
+        f"{most - 1} of a request: max_q_len did not come from this call's qo_indptr"
+    )
 
 
 def kv_lens(call: Call, sizes: Sizes) -> str:
@@ -78,7 +84,10 @@ def kv_lens(call: Call, sizes: Sizes) -> str:
         call.prefix_lens is not None or counts_tree(call, found, sizes.q_lens)
     ):
         return ""
-    return "every segment is prefix_len + q_len: kv_indptr counts the tree's own entries (FlashInfer's convention); here it counts the prefix alone"
+    return (
+        "every segment is prefix_len + q_len: kv_indptr counts the tree's own entries "
+        "(FlashInfer's convention); here it counts the prefix alone"
+    )
 
 
 def positions(found: Tensor, prefix_len: int, depths: Tensor) -> str:
@@ -89,7 +98,10 @@ def positions(found: Tensor, prefix_len: int, depths: Tensor) -> str:
         return "positions are prefix_len + row: they go by depth, siblings share one"
     shift = (found - prefix_len - depths).unique()
     if shift.numel() == 1 and found.numel() > 1 and int(shift):
-        return f"every position of the request is off by {int(shift)}: they fit prefix_len {prefix_len + int(shift)}, which came from another source than kv_indptr"
+        return (
+            f"every position of the request is off by {int(shift)}: they fit prefix_len "
+            f"{prefix_len + int(shift)}, which came from another source than kv_indptr"
+        )
     return ""
 
 
@@ -103,14 +115,20 @@ def token_zero_as_padding(call: Call, request: int) -> str:
     nonzero = int((tokens[:nodes] != 0).sum())
     if not together or counted != nonzero or nodes == nonzero or int(tokens[nodes - 1]) == 0:
         return ""
-    return f"num_nodes counts the tokens that are not 0 ({nonzero}); {nodes} rows are nodes: token 0 is a token"
+    return (
+        f"num_nodes counts the tokens that are not 0 ({nonzero}); {nodes} rows are nodes: "
+        "token 0 is a token"
+    )
 
 
 def visibility(found: Tensor, expected: Tensor, prefix: Tensor | None) -> str:
     """Explain the tree columns of a request's real rows."""
     nodes = expected.shape[0]
     if torch.equal(found, ~expected) and (prefix is None or not bool(prefix.any())):
-        return "every bit is inverted: True means may attend (an additive mask has 0 there, and a mask of what is hidden has True)"
+        return (
+            "every bit is inverted: True means may attend (an additive mask has 0 there, and "
+            "a mask of what is hidden has True)"
+        )
     if torch.equal(found, expected.T) and nodes > 1:
         return "the tree's columns are transposed: rows are queries, columns are keys"
     if torch.equal(found, torch.ones_like(expected).tril()):
@@ -140,7 +158,10 @@ def capacity(size: int, room: int, sizes: Sizes) -> str:
     short = sum(index.mask_len(p, q) for p, q in pairs) - size
     last = index.mask_len(*pairs[-1]) if pairs else 0
     if short == last and room == len(pairs) and len(pairs) > 1:
-        return f"the missing {short} entries are the segment of request {len(pairs) - 1}: the mask was made for one request fewer"
+        return (
+            f"the missing {short} entries are the segment of request {len(pairs) - 1}: the "
+            "mask was made for one request fewer"
+        )
     return ""
 
 
@@ -149,7 +170,10 @@ def row_capacity(size: int, room: int, sizes: Sizes) -> str:
     most = max(sizes.q_lens or [], default=0)
     if room < 1 or size % room or size // room >= most:
         return ""
-    return f"the buffer has {size // room} rows for each of {room} requests; this call's q_len is {most}: it was sized by another width than the largest budget + 1"
+    return (
+        f"the buffer has {size // room} rows for each of {room} requests; this call's "
+        f"q_len is {most}: it was sized by another width than the largest budget + 1"
+    )
 
 
 def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
@@ -164,10 +188,16 @@ def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
     count, start = int(call.num_accepted[request]), sizes.row_starts[request]
     nodes, found = call.nodes[request, :count].long(), call.src[request, :count]
     if torch.equal(found, call.out_cache_loc[start : start + count]):
-        return f"the sources are rows 0 to {count - 1}; the accepted rows are {nodes.tolist()}: scattered nodes were read as a dense prefix"
+        return (
+            f"the sources are rows 0 to {count - 1}; the accepted rows are {nodes.tolist()}: "
+            "scattered nodes were read as a dense prefix"
+        )
     stride = call.nodes.shape[1]
     addresses = index.row_offset(request, stride, nodes)
     inside = bool((addresses < call.out_cache_loc.numel()).all())
     if request > 0 and inside and torch.equal(found, call.out_cache_loc[addresses]):
-        return f"the sources were found with a row stride of horizon + 1 = {stride}, where a request has its own q_len of rows"
+        return (
+            f"the sources were found with a row stride of horizon + 1 = {stride}, where a "
+            "request has its own q_len of rows"
+        )
     return ""

@@ -31,7 +31,9 @@ class Invariant:
 
     def missing(self, call: Call, sizes: Sizes) -> list[str]:
         """What the call lacks to check this."""
-        return [need for need in self.needs if not any(_has(call, sizes, n) for n in need.split("|"))]
+        return [
+            need for need in self.needs if not any(_has(call, sizes, n) for n in need.split("|"))
+        ]
 
 
 def _has(call: Call, sizes: Sizes, name: str) -> bool:

@@ -41,8 +41,13 @@ def mask_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
     for b, (have, want) in enumerate(zip(found, expected, strict=True)):
         if have != want:
             prefix_len, q_len = (sizes.prefix_lens or [])[b], (sizes.q_lens or [])[b]
-            whole = f"; the whole mask: {sizes.mask_starts[-1]} entries, mask_indptr[-1] is {int(call.mask_indptr[-1])}"
-            yield Violation(b, want, have, f"{q_len} * ({prefix_len} + {q_len}) = {want}{whole}", hint)
+            whole = (
+                f"; the whole mask: {sizes.mask_starts[-1]} entries, mask_indptr[-1] is "
+                f"{int(call.mask_indptr[-1])}"
+            )
+            yield Violation(
+                b, want, have, f"{q_len} * ({prefix_len} + {q_len}) = {want}{whole}", hint
+            )
 
 
 def mask_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -52,7 +57,9 @@ def mask_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
     if call.custom_mask is not None and not call.is_captured and call.mask_indptr.numel():
         size, end = call.custom_mask.numel(), int(call.mask_indptr[-1])
         if size != end:
-            yield Violation(None, size, end, f"mask_indptr[-1] is {end}; custom_mask has {size} entries")
+            yield Violation(
+                None, size, end, f"mask_indptr[-1] is {end}; custom_mask has {size} entries"
+            )
 
 
 def qo_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -68,12 +75,16 @@ def qo_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
             yield Violation(b, want, have, f"qo_indptr[{b + 1}] - qo_indptr[{b}] = {have}", hint)
     total, end = total_rows(call), int(call.qo_indptr[sizes.batch])
     if total is not None and end != total and found == sizes.q_lens:
-        yield Violation(None, total, end, f"qo_indptr[-1] is {end}; the call has {total} query rows")
+        yield Violation(
+            None, total, end, f"qo_indptr[-1] is {end}; the call has {total} query rows"
+        )
     for b, have in enumerate(found):
         least = 1 if call.num_nodes is None else int(call.num_nodes[b])
         most = have if call.token_ids is None else call.token_ids.shape[1]
         if have == sizes.q_lens[b] and not least <= have <= most:
-            yield Violation(b, f"{least} to {most}", have, f"q_len {have} for {least} nodes in {most} rows")
+            yield Violation(
+                b, f"{least} to {most}", have, f"q_len {have} for {least} nodes in {most} rows"
+            )
 
 
 def max_q_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -82,7 +93,13 @@ def max_q_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
     most = max(sizes.q_lens, default=0)
     if call.max_q_len < most or (call.max_q_len > most and not call.is_captured):
         expected = f"at least {most}" if call.is_captured else most
-        yield Violation(None, expected, call.max_q_len, f"q_lens {sizes.q_lens}", diagnosis.max_q_len(call, sizes))
+        yield Violation(
+            None,
+            expected,
+            call.max_q_len,
+            f"q_lens {sizes.q_lens}",
+            diagnosis.max_q_len(call, sizes),
+        )
 
 
 def kv_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -92,10 +109,18 @@ def kv_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
     found, hint = diffs(call.kv_indptr, sizes.batch) or [], diagnosis.kv_lens(call, sizes)
     for b, (have, want) in enumerate(zip(found, sizes.prefix_lens or found, strict=True)):
         if have != want:
-            yield Violation(b, want, have, f"kv_indptr[{b + 1}] - kv_indptr[{b}] = {have}; prefix_len is {want}", hint)
+            yield Violation(
+                b,
+                want,
+                have,
+                f"kv_indptr[{b + 1}] - kv_indptr[{b}] = {have}; prefix_len is {want}",
+                hint,
+            )
     if call.kv_indices is not None and int(call.kv_indptr[-1]) > call.kv_indices.numel():
         end, size = int(call.kv_indptr[-1]), call.kv_indices.numel()
-        yield Violation(None, f"at most {size}", end, f"kv_indptr[-1] is {end}; kv_indices has {size} entries")
+        yield Violation(
+            None, f"at most {size}", end, f"kv_indptr[-1] is {end}; kv_indices has {size} entries"
+        )
 
 
 def kv_indices(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -110,7 +135,12 @@ def kv_unique(call: Call, sizes: Sizes) -> Iterator[Violation]:
         twice = _repeated(slots)
         if twice is not None:
             entries = (slots == twice).nonzero().flatten().tolist()
-            yield Violation(b, "distinct slots", twice, f"slot {twice} holds entries {entries[:4]} of the prefix")
+            yield Violation(
+                b,
+                "distinct slots",
+                twice,
+                f"slot {twice} holds entries {entries[:4]} of the prefix",
+            )
 
 
 def out_cache_loc(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -136,7 +166,9 @@ def write_unique(call: Call, sizes: Sizes) -> Iterator[Violation]:
         if bad.numel():
             slot = int(slots[start + int(bad[0])])
             writers = (slots == slot).nonzero().flatten().tolist()
-            yield Violation(b, "one writer", slot, f"slot {slot} is written by query rows {writers[:4]}")
+            yield Violation(
+                b, "one writer", slot, f"slot {slot} is written by query rows {writers[:4]}"
+            )
 
 
 def write_disjoint(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -151,13 +183,22 @@ def write_disjoint(call: Call, sizes: Sizes) -> Iterator[Violation]:
             row = int(bad[0])
             slot = int(slots[row])
             owner = next(i for i, prefix in enumerate(prefixes) if bool((prefix == slot).any()))
-            yield Violation(b, "a free slot", slot, f"row {row} writes slot {slot}, which holds a prefix entry of request {owner}")
+            yield Violation(
+                b,
+                "a free slot",
+                slot,
+                f"row {row} writes slot {slot}, which holds a prefix entry of request {owner}",
+            )
 
 
 def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the slots of the layout with the table they came from."""
     assert call.slot_table is not None and sizes.prefix_lens is not None
-    prefixes = _prefix_slots(call, sizes) if call.kv_indices is not None and call.kv_indptr is not None else None
+    prefixes = (
+        _prefix_slots(call, sizes)
+        if call.kv_indices is not None and call.kv_indptr is not None
+        else None
+    )
     for b, prefix_len in enumerate(sizes.prefix_lens):
         table = call.slot_table[b]
         if prefixes is not None:
@@ -166,7 +207,9 @@ def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
             real = real_rows(call, sizes, b)
             slots = _rows(call.out_cache_loc, sizes, b, real)
             if slots is not None:
-                yield from _differs(b, "out_cache_loc", slots, table[prefix_len : prefix_len + real], prefix_len)
+                yield from _differs(
+                    b, "out_cache_loc", slots, table[prefix_len : prefix_len + real], prefix_len
+                )
 
 
 def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -177,14 +220,20 @@ def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
         found = _rows(call.positions, sizes, b, real)
         if found is None:
             continue
-        depths = torch.zeros(1, dtype=torch.int64) if call.depths is None else call.depths[b, :real].long()
+        depths = (
+            torch.zeros(1, dtype=torch.int64)
+            if call.depths is None
+            else call.depths[b, :real].long()
+        )
         depths = depths[:real]
         bad = (found[: depths.numel()] != index.position(prefix_len, depths)).nonzero().flatten()
         if bad.numel():
             row = int(bad[0])
             want = index.position(prefix_len, int(depths[row]))
             numbers = f"row {row}: {prefix_len} + {int(depths[row])} = {want}"
-            yield Violation(b, want, int(found[row]), numbers, diagnosis.positions(found, prefix_len, depths))
+            yield Violation(
+                b, want, int(found[row]), numbers, diagnosis.positions(found, prefix_len, depths)
+            )
 
 
 def input_ids(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -204,24 +253,44 @@ def _indptr(name: str, indptr: Tensor, sizes: Sizes) -> Iterator[Violation]:
     steps = indptr.long().diff()
     for b in (steps < 0).nonzero().flatten().tolist()[:1]:
         request = b if b < sizes.batch else None
-        yield Violation(request, f"at least {int(indptr[b])}", int(indptr[b + 1]), f"{name}[{b + 1}] is less than {name}[{b}]")
+        yield Violation(
+            request,
+            f"at least {int(indptr[b])}",
+            int(indptr[b + 1]),
+            f"{name}[{b + 1}] is less than {name}[{b}]",
+        )
 
 
 def _outside(call: Call, b: int, name: str, slots: Tensor, least: int) -> Iterator[Violation]:
     """Slots outside the pool."""
-    bad = slots < least if call.kv_pool_size is None else (slots < least) | (slots >= call.kv_pool_size)
+    bad = (
+        slots < least
+        if call.kv_pool_size is None
+        else (slots < least) | (slots >= call.kv_pool_size)
+    )
     for entry in bad.nonzero().flatten().tolist()[:1]:
-        expected = f"at least {least}" if call.kv_pool_size is None else f"{least} to {call.kv_pool_size - 1}"
+        expected = (
+            f"at least {least}"
+            if call.kv_pool_size is None
+            else f"{least} to {call.kv_pool_size - 1}"
+        )
         yield Violation(b, expected, int(slots[entry]), f"{name}, entry {entry} of the request")
 
 
 def _differs(b: int, name: str, found: Tensor, expected: Tensor, first: int) -> Iterator[Violation]:
     """The first place where two rows differ; a row that is too short differs at its end."""
     if expected.numel() < found.numel():
-        yield Violation(b, first + found.numel(), first + expected.numel(), f"{name}: the table has too few entries")
+        yield Violation(
+            b,
+            first + found.numel(),
+            first + expected.numel(),
+            f"{name}: the table has too few entries",
+        )
         return
     for i in (found != expected).nonzero().flatten().tolist()[:1]:
-        yield Violation(b, int(expected[i]), int(found[i]), f"{name}, entry {first + i} of the request")
+        yield Violation(
+            b, int(expected[i]), int(found[i]), f"{name}, entry {first + i} of the request"
+        )
 
 
 def _repeated(slots: Tensor) -> int | None:
@@ -233,62 +302,120 @@ def _repeated(slots: Tensor) -> int | None:
 
 LAYOUT = (
     Invariant(
-        "mask_len", "layout", "A request's mask segment has q_len rows of prefix_len + q_len entries.",
+        "mask_len",
+        "layout",
+        "A request's mask segment has q_len rows of prefix_len + q_len entries.",
         "mask_indptr[b+1] - mask_indptr[b] == q_len * (prefix_len + q_len)",
-        ("mask_indptr", "q_len", "prefix_len"), mask_len,
+        ("mask_indptr", "q_len", "prefix_len"),
+        mask_len,
     ),
     Invariant(
-        "mask_indptr", "layout", "Mask segments start at 0, never go back, and end with the mask.",
-        "0 == mask_indptr[0] <= mask_indptr[1] <= ... == len(custom_mask)", ("mask_indptr",), mask_indptr,
+        "mask_indptr",
+        "layout",
+        "Mask segments start at 0, never go back, and end with the mask.",
+        "0 == mask_indptr[0] <= mask_indptr[1] <= ... == len(custom_mask)",
+        ("mask_indptr",),
+        mask_indptr,
     ),
     Invariant(
-        "qo_indptr", "layout", "qo_indptr counts the query rows of this call: each request's real nodes at least, the rows of its tree at most, T in all.",
+        "qo_indptr",
+        "layout",
+        (
+            "qo_indptr counts the query rows of this call: each request's real nodes at "
+            "least, the rows of its tree at most, T in all."
+        ),
         "num_nodes[b] <= qo_indptr[b+1] - qo_indptr[b] == q_len <= Q, qo_indptr[-1] == T",
-        ("qo_indptr",), qo_indptr,
+        ("qo_indptr",),
+        qo_indptr,
     ),
     Invariant(
-        "max_q_len", "layout", "max_q_len is the largest q_len of the call; in fixed buffers it is no smaller.",
-        "max_q_len == max(qo_indptr[b+1] - qo_indptr[b])", ("max_q_len", "q_len"), max_q_len,
+        "max_q_len",
+        "layout",
+        "max_q_len is the largest q_len of the call; in fixed buffers it is no smaller.",
+        "max_q_len == max(qo_indptr[b+1] - qo_indptr[b])",
+        ("max_q_len", "q_len"),
+        max_q_len,
     ),
     Invariant(
-        "kv_indptr", "layout", "kv_indptr counts prefix entries only, and kv_indices has them all.",
+        "kv_indptr",
+        "layout",
+        "kv_indptr counts prefix entries only, and kv_indices has them all.",
         "kv_indptr[b+1] - kv_indptr[b] == prefix_len, kv_indptr[-1] <= len(kv_indices)",
-        ("kv_indptr",), kv_indptr,
+        ("kv_indptr",),
+        kv_indptr,
     ),
     Invariant(
-        "kv_indices", "layout", "Prefix slots lie in the KV pool.",
-        "0 <= kv_indices[i] < kv_pool_size for i < kv_indptr[-1]", ("kv_indices", "kv_indptr", "prefix_len"), kv_indices,
+        "kv_indices",
+        "layout",
+        "Prefix slots lie in the KV pool.",
+        "0 <= kv_indices[i] < kv_pool_size for i < kv_indptr[-1]",
+        ("kv_indices", "kv_indptr", "prefix_len"),
+        kv_indices,
         ("kv_indptr",),
     ),
     Invariant(
-        "kv_unique", "layout", "No slot holds two entries of one request's prefix.",
+        "kv_unique",
+        "layout",
+        "No slot holds two entries of one request's prefix.",
         "kv_indices[i] != kv_indices[j] for kv_indptr[b] <= i < j < kv_indptr[b+1]",
-        ("kv_indices", "kv_indptr", "prefix_len"), kv_unique, ("kv_indptr",),
+        ("kv_indices", "kv_indptr", "prefix_len"),
+        kv_unique,
+        ("kv_indptr",),
     ),
     Invariant(
-        "out_cache_loc", "layout", "Each real row's KV is written inside the pool; a padding row's may stay unwritten (-1).",
-        "0 <= out_cache_loc[row] < kv_pool_size", ("out_cache_loc", "q_len"), out_cache_loc,
+        "out_cache_loc",
+        "layout",
+        ("Each real row's KV is written inside the pool; a padding row's may stay unwritten (-1)."),
+        "0 <= out_cache_loc[row] < kv_pool_size",
+        ("out_cache_loc", "q_len"),
+        out_cache_loc,
     ),
     Invariant(
-        "write_unique", "layout", "No other row writes a real row's slot.",
-        "out_cache_loc[i] != out_cache_loc[j] for real i != j", ("out_cache_loc", "q_len"), write_unique,
+        "write_unique",
+        "layout",
+        "No other row writes a real row's slot.",
+        "out_cache_loc[i] != out_cache_loc[j] for real i != j",
+        ("out_cache_loc", "q_len"),
+        write_unique,
     ),
     Invariant(
-        "write_disjoint", "layout", "No row writes a slot that holds a prefix entry of any request.",
+        "write_disjoint",
+        "layout",
+        "No row writes a slot that holds a prefix entry of any request.",
         "out_cache_loc[i] not in kv_indices[:kv_indptr[-1]]",
-        ("out_cache_loc", "q_len", "kv_indices", "kv_indptr", "prefix_len"), write_disjoint, ("kv_indptr",),
+        ("out_cache_loc", "q_len", "kv_indices", "kv_indptr", "prefix_len"),
+        write_disjoint,
+        ("kv_indptr",),
     ),
     Invariant(
-        "slot_table", "layout", "Entry i of a request lies in the slot that the slot table gives it, row r of the tree at entry prefix_len + r.",
-        "kv_indices[kv_indptr[b] + i] == slot_table[b, i], out_cache_loc[qo_indptr[b] + r] == slot_table[b, prefix_len + r]",
-        ("slot_table", "prefix_len", "kv_indices|out_cache_loc"), slot_table, ("kv_indptr",),
+        "slot_table",
+        "layout",
+        (
+            "Entry i of a request lies in the slot that the slot table gives it, row r of "
+            "the tree at entry prefix_len + r."
+        ),
+        (
+            "kv_indices[kv_indptr[b] + i] == slot_table[b, i], out_cache_loc[qo_indptr[b] + "
+            "r] == slot_table[b, prefix_len + r]"
+        ),
+        ("slot_table", "prefix_len", "kv_indices|out_cache_loc"),
+        slot_table,
+        ("kv_indptr",),
     ),
     Invariant(
-        "positions", "layout", "A real row's position is prefix_len + depth, not + row.",
-        "positions[qo_indptr[b] + r] == prefix_len + depths[b, r]", ("positions", "prefix_len", "q_len"), positions,
+        "positions",
+        "layout",
+        "A real row's position is prefix_len + depth, not + row.",
+        "positions[qo_indptr[b] + r] == prefix_len + depths[b, r]",
+        ("positions", "prefix_len", "q_len"),
+        positions,
     ),
     Invariant(
-        "input_ids", "layout", "Each real row is fed its node's token.",
-        "input_ids[qo_indptr[b] + r] == token_ids[b, r]", ("input_ids", "token_ids", "q_len"), input_ids,
+        "input_ids",
+        "layout",
+        "Each real row is fed its node's token.",
+        "input_ids[qo_indptr[b] + r] == token_ids[b, r]",
+        ("input_ids", "token_ids", "q_len"),
+        input_ids,
     ),
-)  # fmt: skip
+)

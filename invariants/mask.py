@@ -44,7 +44,7 @@ def read(call: Call, sizes: Sizes, b: int) -> Iterator[Seen]:
     length, columns = index.mask_len(prefix_len, q_len), index.kv_len(prefix_len, q_len)
     if call.custom_mask is not None and sizes.mask_starts[b] + length <= call.custom_mask.numel():
         first = sizes.mask_starts[b]
-        flat = call.custom_mask[first : first + length].reshape(q_len, columns) != 0
+        flat = call.custom_mask[first : first + length].reshape(q_len, columns).bool()
         yield Seen("custom_mask", flat[:, :prefix_len], flat[:, prefix_len:])
     if call.packed is not None:
         byte = sum(index.packed_len(bits) for bits in (sizes.mask_lens or [])[:b])
@@ -78,12 +78,20 @@ def visibility(call: Call, sizes: Sizes) -> Iterator[Violation]:
             found = seen.tree[:nodes, :nodes]
             if found.shape == expected.shape and not torch.equal(found, expected):
                 row, col = (found != expected).nonzero()[0].tolist()
-                prefix = None if seen.prefix is None or not seen.prefix.numel() else seen.prefix[:nodes]
+                prefix = (
+                    None if seen.prefix is None or not seen.prefix.numel() else seen.prefix[:nodes]
+                )
                 yield Violation(
-                    b, int(expected[row, col]), int(found[row, col]),
-                    f"{seen.form}: row {row} {'sees' if found[row, col] else 'does not see'} node {col}; it and its ancestors are {expected[row].nonzero().flatten().tolist()[:16]}",
+                    b,
+                    int(expected[row, col]),
+                    int(found[row, col]),
+                    (
+                        f"{seen.form}: row {row} {'sees' if found[row, col] else 'does not see'} node "
+                        f"{col}; it and its ancestors are "
+                        f"{expected[row].nonzero().flatten().tolist()[:16]}"
+                    ),
                     diagnosis.visibility(found, expected, prefix),
-                )  # fmt: skip
+                )
 
 
 def prefix_visible(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -94,7 +102,12 @@ def prefix_visible(call: Call, sizes: Sizes) -> Iterator[Violation]:
                 rows = seen.prefix[: real_rows(call, sizes, b)]
                 if not bool(rows.all()):
                     row, col = (~rows).nonzero()[0].tolist()
-                    yield Violation(b, 1, 0, f"{seen.form}: row {row} does not see prefix entry {col} of {rows.shape[1]}")
+                    yield Violation(
+                        b,
+                        1,
+                        0,
+                        f"{seen.form}: row {row} does not see prefix entry {col} of {rows.shape[1]}",
+                    )
 
 
 def padding_invisible(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -105,15 +118,26 @@ def padding_invisible(call: Call, sizes: Sizes) -> Iterator[Violation]:
             hidden = seen.tree[:nodes, nodes:]
             if bool(hidden.any()):
                 row, col = hidden.nonzero()[0].tolist()
-                yield Violation(b, 0, 1, f"{seen.form}: row {row} sees row {nodes + col}, which is padding: num_nodes is {nodes}")
+                yield Violation(
+                    b,
+                    0,
+                    1,
+                    f"{seen.form}: row {row} sees row {nodes + col}, which is padding: num_nodes is {nodes}",
+                )
 
 
 def mask_values(call: Call, _: Sizes) -> Iterator[Violation]:
     """Look for values that two kernels could read in two ways."""
-    if call.custom_mask is not None and call.custom_mask.dtype is torch.uint8 and call.custom_mask.numel():
+    if (
+        call.custom_mask is not None
+        and call.custom_mask.dtype is torch.uint8
+        and call.custom_mask.numel()
+    ):
         most = int(call.custom_mask.max())
         if most > 1:
-            yield Violation(None, "0 or 1", most, f"custom_mask, entry {int(call.custom_mask.argmax())}")
+            yield Violation(
+                None, "0 or 1", most, f"custom_mask, entry {int(call.custom_mask.argmax())}"
+            )
     if call.bias is not None:
         lowest = torch.finfo(call.bias.dtype).min
         right = (call.bias == 0) | (call.bias <= lowest)
@@ -134,10 +158,23 @@ def packed_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
         if have != want:
             prefix_len, q_len = (sizes.prefix_lens or [])[b], (sizes.q_lens or [])[b]
             numbers = f"({q_len} * ({prefix_len} + {q_len}) + 7) // 8 = {want}"
-            yield Violation(b, want, have, numbers, diagnosis.packed_columns(have, q_len, index.kv_len(prefix_len, q_len)))
+            yield Violation(
+                b,
+                want,
+                have,
+                numbers,
+                diagnosis.packed_columns(have, q_len, index.kv_len(prefix_len, q_len)),
+            )
     ends = list(accumulate(found))
-    if ends and (ends[-1] > call.packed.numel() or (ends[-1] < call.packed.numel() and not call.is_captured)):
-        yield Violation(None, ends[-1], call.packed.numel(), f"the segments end at byte {ends[-1]}; packed has {call.packed.numel()}")
+    if ends and (
+        ends[-1] > call.packed.numel() or (ends[-1] < call.packed.numel() and not call.is_captured)
+    ):
+        yield Violation(
+            None,
+            ends[-1],
+            call.packed.numel(),
+            f"the segments end at byte {ends[-1]}; packed has {call.packed.numel()}",
+        )
 
 
 def mask_shape(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -145,17 +182,37 @@ def mask_shape(call: Call, sizes: Sizes) -> Iterator[Violation]:
     assert sizes.q_lens is not None
     most = max(sizes.q_lens, default=0)
     if call.words is not None and call.words.shape[1] < index.bit_words(most):
-        yield Violation(None, index.bit_words(most), int(call.words.shape[1]), f"words a row; ({most} + 31) // 32 = {index.bit_words(most)}")
+        yield Violation(
+            None,
+            index.bit_words(most),
+            int(call.words.shape[1]),
+            f"words a row; ({most} + 31) // 32 = {index.bit_words(most)}",
+        )
     if call.words is not None and call.words.shape[0] < sum(sizes.q_lens):
-        yield Violation(None, sum(sizes.q_lens), int(call.words.shape[0]), f"rows of words; q_lens {sizes.q_lens}")
+        yield Violation(
+            None,
+            sum(sizes.q_lens),
+            int(call.words.shape[0]),
+            f"rows of words; q_lens {sizes.q_lens}",
+        )
     if call.bias is None:
         return
     rows, width = call.bias.shape[2:]
     longest = max(sizes.prefix_lens or [], default=0)
     if rows < most:
-        yield Violation(None, f"at least {most}", int(rows), f"rows of bias {list(call.bias.shape)}; the largest q_len is {most}")
+        yield Violation(
+            None,
+            f"at least {most}",
+            int(rows),
+            f"rows of bias {list(call.bias.shape)}; the largest q_len is {most}",
+        )
     elif width - rows < longest:
-        yield Violation(None, f"at least {longest + rows}", int(width), f"columns of bias {list(call.bias.shape)}: the longest prefix {longest} and {rows} tree columns")
+        yield Violation(
+            None,
+            f"at least {longest + rows}",
+            int(width),
+            f"columns of bias {list(call.bias.shape)}: the longest prefix {longest} and {rows} tree columns",
+        )
 
 
 def flat_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -166,42 +223,79 @@ def flat_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
         return
     width = None if call.is_captured else uniform_width(found, sizes.prefix_lens or [])
     hint = diagnosis.width_elsewhere(call, sizes, [width])
-    sums = " + ".join(f"{q} * ({p} + {q})" for p, q in zip((sizes.prefix_lens or [])[:4], (sizes.q_lens or [])[:4], strict=True))
-    yield Violation(None, expected, found, f"custom_mask has {found} entries; {sums}{' + ...' if sizes.batch > 4 else ''} = {expected}", hint)
+    sums = " + ".join(
+        f"{q} * ({p} + {q})"
+        for p, q in zip((sizes.prefix_lens or [])[:4], (sizes.q_lens or [])[:4], strict=True)
+    )
+    yield Violation(
+        None,
+        expected,
+        found,
+        f"custom_mask has {found} entries; {sums}{' + ...' if sizes.batch > 4 else ''} = {expected}",
+        hint,
+    )
 
 
 MASK = (
     Invariant(
-        "flat_len", "mask", "The flat mask has an entry for every query row and every KV entry the row could see.",
+        "flat_len",
+        "mask",
+        ("The flat mask has an entry for every query row and every KV entry the row could see."),
         "len(custom_mask) == sum(q_len * (prefix_len + q_len)); under capture >=",
-        ("custom_mask", "q_len", "prefix_len"), flat_len,
+        ("custom_mask", "q_len", "prefix_len"),
+        flat_len,
     ),
     Invariant(
-        "packed_len", "mask", "A packed segment holds the request's bits, each request on a fresh byte.",
-        "byte_indptr[b+1] - byte_indptr[b] == (q_len * (prefix_len + q_len) + 7) // 8, byte_indptr[-1] == len(packed)",
-        ("packed", "q_len", "prefix_len"), packed_len,
+        "packed_len",
+        "mask",
+        "A packed segment holds the request's bits, each request on a fresh byte.",
+        (
+            "byte_indptr[b+1] - byte_indptr[b] == (q_len * (prefix_len + q_len) + 7) // 8, "
+            "byte_indptr[-1] == len(packed)"
+        ),
+        ("packed", "q_len", "prefix_len"),
+        packed_len,
     ),
     Invariant(
-        "mask_shape", "mask", "The bit and dense forms have room for the largest q_len and the longest prefix.",
+        "mask_shape",
+        "mask",
+        "The bit and dense forms have room for the largest q_len and the longest prefix.",
         "words: [T, >= (max(q_len) + 31) // 32]; bias: [B, 1, Q >= max(q_len), K >= max(prefix_len) + Q]",
-        ("words|bias", "q_len"), mask_shape,
+        ("words|bias", "q_len"),
+        mask_shape,
     ),
     Invariant(
-        "mask_values", "mask", "A flat mask holds 0 and 1, a dense one 0 and the dtype's lowest number or -inf.",
-        "custom_mask[i] in {0, 1}; bias[...] in {0, lowest}", ("custom_mask|bias",), mask_values,
+        "mask_values",
+        "mask",
+        "A flat mask holds 0 and 1, a dense one 0 and the dtype's lowest number or -inf.",
+        "custom_mask[i] in {0, 1}; bias[...] in {0, lowest}",
+        ("custom_mask|bias",),
+        mask_values,
     ),
     Invariant(
-        "visibility", "mask", "A real node sees itself and its ancestors and no other node.",
+        "visibility",
+        "mask",
+        "A real node sees itself and its ancestors and no other node.",
         "mask[r, prefix_len + j] == (j is r or an ancestor of r) for r, j < num_nodes[b]",
-        (MASKS, "parents", "num_nodes", "q_len"), visibility, ("num_nodes", "parent_order"),
+        (MASKS, "parents", "num_nodes", "q_len"),
+        visibility,
+        ("num_nodes", "parent_order"),
     ),
     Invariant(
-        "prefix_visible", "mask", "A real row sees every entry of its prefix.",
-        "mask[r, i] for i < prefix_len, r < num_nodes[b]", ("custom_mask|packed|bias", "prefix_len", "q_len"), prefix_visible,
+        "prefix_visible",
+        "mask",
+        "A real row sees every entry of its prefix.",
+        "mask[r, i] for i < prefix_len, r < num_nodes[b]",
+        ("custom_mask|packed|bias", "prefix_len", "q_len"),
+        prefix_visible,
     ),
     Invariant(
-        "padding_invisible", "mask", "No real row sees a padding row.",
-        "not mask[r, prefix_len + j] for r < num_nodes[b] <= j", (MASKS, "num_nodes", "q_len"), padding_invisible,
+        "padding_invisible",
+        "mask",
+        "No real row sees a padding row.",
+        "not mask[r, prefix_len + j] for r < num_nodes[b] <= j",
+        (MASKS, "num_nodes", "q_len"),
+        padding_invisible,
         ("num_nodes",),
     ),
-)  # fmt: skip
+)

@@ -222,7 +222,9 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     ]
     if not possible:
         return own
-    return max(possible, key=lambda widths: _read_right(call, widths, prefix_lens))  # ties: the first
+    return max(
+        possible, key=lambda widths: _read_right(call, widths, prefix_lens)
+    )  # ties: the first
 
 
 def _candidates(
@@ -302,7 +304,9 @@ def _mask_reads(call: Call, width: int, prefix_len: int) -> bool:
         return False
     seen = call.custom_mask[: nodes * columns].reshape(nodes, columns).bool()
     tree = seen[:, prefix_len : prefix_len + nodes]
-    return bool(seen[:, :prefix_len].all()) and torch.equal(tree, ancestors(call.parents[0, :nodes]))
+    return bool(seen[:, :prefix_len].all()) and torch.equal(
+        tree, ancestors(call.parents[0, :nodes])
+    )
 
 
 def _positions_read(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
@@ -316,5 +320,7 @@ def _positions_read(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
             call.positions[start : start + nodes].long(),
             index.position(prefix_len, call.depths[b, :nodes].long()),
         )
-        for b, (start, nodes, prefix_len) in enumerate(zip(starts, counts, prefix_lens, strict=False))
+        for b, (start, nodes, prefix_len) in enumerate(
+            zip(starts, counts, prefix_lens, strict=False)
+        )
     )

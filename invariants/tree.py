@@ -32,7 +32,9 @@ def budget(call: Call, _: Sizes) -> Iterator[Violation]:
     assert call.num_nodes is not None and call.budget is not None
     most = index.q_len_of(call.budget)
     for b in (call.num_nodes > most).nonzero().flatten().tolist():
-        yield Violation(b, f"at most {most}", int(call.num_nodes[b]), f"budget {call.budget} + 1 = {most}")
+        yield Violation(
+            b, f"at most {most}", int(call.num_nodes[b]), f"budget {call.budget} + 1 = {most}"
+        )
 
 
 def root(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -44,14 +46,23 @@ def root(call: Call, _: Sizes) -> Iterator[Violation]:
                 yield Violation(b, right, known[name][b, 0].item(), f"{name}[{b}, 0]")
     if call.token_ids is not None and call.root_token_ids is not None:
         for b in (call.token_ids[:, 0] != call.root_token_ids).nonzero().flatten().tolist():
-            yield Violation(b, int(call.root_token_ids[b]), int(call.token_ids[b, 0]), f"token_ids[{b}, 0] is not the bonus token of the round before")
+            yield Violation(
+                b,
+                int(call.root_token_ids[b]),
+                int(call.token_ids[b, 0]),
+                f"token_ids[{b}, 0] is not the bonus token of the round before",
+            )
 
 
 def parent_order(call: Call, _: Sizes) -> Iterator[Violation]:
     """Compare each real node's row with its parent's."""
     assert call.parents is not None and call.num_nodes is not None
     row = torch.arange(call.parents.shape[1])
-    bad = _real(call.num_nodes, call.parents) & (row > 0) & ((call.parents < 0) | (call.parents >= row))
+    bad = (
+        _real(call.num_nodes, call.parents)
+        & (row > 0)
+        & ((call.parents < 0) | (call.parents >= row))
+    )
     for b, r in first_bad(bad):
         yield Violation(b, f"0 to {r - 1}", int(call.parents[b, r]), f"parents[{b}, {r}]")
 
@@ -64,10 +75,20 @@ def depth(call: Call, _: Sizes) -> Iterator[Violation]:
     expected = call.depths.gather(1, torch.where(real, call.parents, 0).long()) + 1
     for b, r in first_bad(real & (call.depths != expected)):
         parent = int(call.parents[b, r])
-        yield Violation(b, int(expected[b, r]), int(call.depths[b, r]), f"depths[{b}, {r}]; its parent {parent} is at depth {int(call.depths[b, parent])}")
+        yield Violation(
+            b,
+            int(expected[b, r]),
+            int(call.depths[b, r]),
+            f"depths[{b}, {r}]; its parent {parent} is at depth {int(call.depths[b, parent])}",
+        )
     if call.horizon is not None:
         for b, r in first_bad(real & (call.depths == expected) & (call.depths > call.horizon)):
-            yield Violation(b, f"at most {call.horizon}", int(call.depths[b, r]), f"depths[{b}, {r}]; the horizon is {call.horizon}")
+            yield Violation(
+                b,
+                f"at most {call.horizon}",
+                int(call.depths[b, r]),
+                f"depths[{b}, {r}]; the horizon is {call.horizon}",
+            )
 
 
 def siblings_distinct(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -75,10 +96,17 @@ def siblings_distinct(call: Call, _: Sizes) -> Iterator[Violation]:
     assert call.token_ids is not None and call.parents is not None and call.num_nodes is not None
     for b, count in enumerate(call.num_nodes.tolist()):
         seen: dict[tuple[int, int], int] = {}
-        children = zip(call.parents[b, :count].tolist(), call.token_ids[b, :count].tolist(), strict=True)
+        children = zip(
+            call.parents[b, :count].tolist(), call.token_ids[b, :count].tolist(), strict=True
+        )
         for r, child in enumerate(children):
             if child in seen:
-                yield Violation(b, "distinct tokens", child[1], f"rows {seen[child]} and {r} are both token {child[1]} under node {child[0]}")
+                yield Violation(
+                    b,
+                    "distinct tokens",
+                    child[1],
+                    f"rows {seen[child]} and {r} are both token {child[1]} under node {child[0]}",
+                )
                 break
             seen[child] = r
 
@@ -88,10 +116,20 @@ def best_first(call: Call, _: Sizes) -> Iterator[Violation]:
     assert call.scores is not None and call.num_nodes is not None
     real = _real(call.num_nodes, call.scores)
     for b, r in first_bad(real & ~call.scores.isfinite()):
-        yield Violation(b, "a finite score", str(float(call.scores[b, r])), f"scores[{b}, {r}]: candidates without a finite log-prob never become nodes")
+        yield Violation(
+            b,
+            "a finite score",
+            str(float(call.scores[b, r])),
+            f"scores[{b}, {r}]: candidates without a finite log-prob never become nodes",
+        )
     rises = real[:, 1:] & (call.scores[:, 1:] > call.scores[:, :-1])
     for b, r in first_bad(rises):
-        yield Violation(b, f"at most {float(call.scores[b, r])}", float(call.scores[b, r + 1]), f"scores[{b}, {r + 1}] after scores[{b}, {r}]")
+        yield Violation(
+            b,
+            f"at most {float(call.scores[b, r])}",
+            float(call.scores[b, r + 1]),
+            f"scores[{b}, {r + 1}] after scores[{b}, {r}]",
+        )
 
 
 def tie_order(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -105,7 +143,12 @@ def tie_order(call: Call, _: Sizes) -> Iterator[Violation]:
         for r, parent in enumerate(parents):
             before = last.get(parent)
             if before is not None and scores[before] == scores[r] and tokens[before] > tokens[r]:
-                yield Violation(b, f"token {tokens[r]} before {tokens[before]}", f"token {tokens[before]} before {tokens[r]}", f"rows {before} and {r} tie at {scores[r]} under node {parent}")
+                yield Violation(
+                    b,
+                    f"token {tokens[r]} before {tokens[before]}",
+                    f"token {tokens[before]} before {tokens[r]}",
+                    f"rows {before} and {r} tie at {scores[r]} under node {parent}",
+                )
                 break
             last[parent] = r
 
@@ -120,7 +163,13 @@ def padding(call: Call, _: Sizes) -> Iterator[Violation]:
             for b, r in first_bad(~_real(call.num_nodes, value) & (value != right)):
                 count = int(call.num_nodes[b])
                 found: int | float = value[b, r].item()
-                yield Violation(b, right, found, f"{name}[{b}, {r}], num_nodes {count}", diagnosis.token_zero_as_padding(call, b))
+                yield Violation(
+                    b,
+                    right,
+                    found,
+                    f"{name}[{b}, {r}], num_nodes {count}",
+                    diagnosis.token_zero_as_padding(call, b),
+                )
 
 
 def token_range(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -129,56 +178,103 @@ def token_range(call: Call, _: Sizes) -> Iterator[Violation]:
     end = call.vocab_size
     bad = call.token_ids < 0 if end is None else (call.token_ids < 0) | (call.token_ids >= end)
     for b, r in first_bad(bad & _real(call.num_nodes, call.token_ids)):
-        yield Violation(b, "at least 0" if end is None else f"0 to {end - 1}", int(call.token_ids[b, r]), f"token_ids[{b}, {r}]")
+        yield Violation(
+            b,
+            "at least 0" if end is None else f"0 to {end - 1}",
+            int(call.token_ids[b, r]),
+            f"token_ids[{b}, {r}]",
+        )
 
 
 TREE = (
     Invariant(
-        "num_nodes", "tree", "A tree has its root and no more nodes than rows.",
-        "1 <= num_nodes[b] <= Q", ("num_nodes",), num_nodes,
+        "num_nodes",
+        "tree",
+        "A tree has its root and no more nodes than rows.",
+        "1 <= num_nodes[b] <= Q",
+        ("num_nodes",),
+        num_nodes,
     ),
     Invariant(
-        "budget", "tree", "A tree holds at most budget nodes besides its root.",
-        "num_nodes[b] <= budget + 1", ("num_nodes", "budget"), budget,
+        "budget",
+        "tree",
+        "A tree holds at most budget nodes besides its root.",
+        "num_nodes[b] <= budget + 1",
+        ("num_nodes", "budget"),
+        budget,
     ),
     Invariant(
-        "root", "tree", "Row 0 is the root: no parent, depth 0, score 0, the bonus token of the round before.",
+        "root",
+        "tree",
+        ("Row 0 is the root: no parent, depth 0, score 0, the bonus token of the round before."),
         "parents[b, 0] == -1, depths[b, 0] == 0, scores[b, 0] == 0, token_ids[b, 0] == root_token_ids[b]",
-        ("parents|depths|scores|token_ids",), root,
+        ("parents|depths|scores|token_ids",),
+        root,
     ),
     Invariant(
-        "parent_order", "tree", "A node's parent is a row before it.",
-        "0 <= parents[b, r] < r for 1 <= r < num_nodes[b]", ("parents", "num_nodes"), parent_order,
+        "parent_order",
+        "tree",
+        "A node's parent is a row before it.",
+        "0 <= parents[b, r] < r for 1 <= r < num_nodes[b]",
+        ("parents", "num_nodes"),
+        parent_order,
         ("num_nodes",),
     ),
     Invariant(
-        "depth", "tree", "A node is one deeper than its parent and no deeper than the horizon.",
-        "depths[b, r] == depths[b, parents[b, r]] + 1 <= horizon", ("depths", "parents", "num_nodes"), depth,
+        "depth",
+        "tree",
+        "A node is one deeper than its parent and no deeper than the horizon.",
+        "depths[b, r] == depths[b, parents[b, r]] + 1 <= horizon",
+        ("depths", "parents", "num_nodes"),
+        depth,
         ("num_nodes", "parent_order"),
     ),
     Invariant(
-        "siblings_distinct", "tree", "Children of one node have distinct tokens.",
+        "siblings_distinct",
+        "tree",
+        "Children of one node have distinct tokens.",
         "(parents[b, r], token_ids[b, r]) differ for 0 <= r < num_nodes[b]",
-        ("token_ids", "parents", "num_nodes"), siblings_distinct, ("num_nodes", "parent_order"),
+        ("token_ids", "parents", "num_nodes"),
+        siblings_distinct,
+        ("num_nodes", "parent_order"),
     ),
     Invariant(
-        "best_first", "tree", "Scores are finite and never rise from row to row.",
-        "-inf < scores[b, r + 1] <= scores[b, r] for r + 1 < num_nodes[b]", ("scores", "num_nodes"),
-        best_first, ("num_nodes",),
-    ),
-    Invariant(
-        "tie_order", "tree", "Siblings of equal score come in ascending order of token id, on every device and rank.",
-        "parents equal, scores equal, r < s  =>  token_ids[b, r] < token_ids[b, s]",
-        ("scores", "token_ids", "parents", "num_nodes"), tie_order, ("num_nodes", "parent_order"),
-    ),
-    Invariant(
-        "padding", "tree", "Rows from num_nodes on are padding: token 0, no parent, depth 0, score -inf.",
-        "token_ids[b, r] == 0, parents[b, r] == -1, depths[b, r] == 0, scores[b, r] == -inf for r >= num_nodes[b]",
-        ("num_nodes", "parents|token_ids|depths|scores"), padding, ("num_nodes",),
-    ),
-    Invariant(
-        "token_range", "tree", "Tokens of real nodes are of the vocabulary.",
-        "0 <= token_ids[b, r] < vocab_size for r < num_nodes[b]", ("token_ids", "num_nodes"), token_range,
+        "best_first",
+        "tree",
+        "Scores are finite and never rise from row to row.",
+        "-inf < scores[b, r + 1] <= scores[b, r] for r + 1 < num_nodes[b]",
+        ("scores", "num_nodes"),
+        best_first,
         ("num_nodes",),
     ),
-)  # fmt: skip
+    Invariant(
+        "tie_order",
+        "tree",
+        ("Siblings of equal score come in ascending order of token id, on every device and rank."),
+        "parents equal, scores equal, r < s  =>  token_ids[b, r] < token_ids[b, s]",
+        ("scores", "token_ids", "parents", "num_nodes"),
+        tie_order,
+        ("num_nodes", "parent_order"),
+    ),
+    Invariant(
+        "padding",
+        "tree",
+        "Rows from num_nodes on are padding: token 0, no parent, depth 0, score -inf.",
+        (
+            "token_ids[b, r] == 0, parents[b, r] == -1, depths[b, r] == 0, scores[b, r] == "
+            "-inf for r >= num_nodes[b]"
+        ),
+        ("num_nodes", "parents|token_ids|depths|scores"),
+        padding,
+        ("num_nodes",),
+    ),
+    Invariant(
+        "token_range",
+        "tree",
+        "Tokens of real nodes are of the vocabulary.",
+        "0 <= token_ids[b, r] < vocab_size for r < num_nodes[b]",
+        ("token_ids", "num_nodes"),
+        token_range,
+        ("num_nodes",),
+    ),
+)

@@ -56,7 +56,9 @@ class InvariantViolation(AssertionError):
     def __str__(self) -> str:
         place = "" if self.request is None else f" in request {self.request}"
         where = f", {self.where}" if self.where else ""
-        lines = [f"{self.invariant} is broken{place}{where}: expected {self.expected}, found {self.found}"]
+        lines = [
+            f"{self.invariant} is broken{place}{where}: expected {self.expected}, found {self.found}"
+        ]
         named = {
             "invariant": self.statement,
             "formula": self.formula,

@@ -22,14 +22,23 @@ def batch(call: Call, sizes: Sizes) -> Iterator[Violation]:
     counts, room = batch_counts(call), room_counts(call)
     for name, count in counts.items():
         if count != sizes.batch:
-            yield Violation(None, sizes.batch, count, f"{name} has {count} requests: {counts | room}")
+            yield Violation(
+                None, sizes.batch, count, f"{name} has {count} requests: {counts | room}"
+            )
     for name, count in room.items():
         if count < sizes.batch or (count > sizes.batch and not call.is_captured):
-            yield Violation(None, sizes.batch, count, f"{name} has room for {count} requests: {counts | room}")
+            yield Violation(
+                None, sizes.batch, count, f"{name} has room for {count} requests: {counts | room}"
+            )
     for name in ("slot_table", "slot_table_after"):
         table = call.known().get(name)
         if table is not None and table.shape[0] < sizes.batch:
-            yield Violation(None, sizes.batch, int(table.shape[0]), f"{name} has {table.shape[0]} rows: {counts | room}")
+            yield Violation(
+                None,
+                sizes.batch,
+                int(table.shape[0]),
+                f"{name} has {table.shape[0]} rows: {counts | room}",
+            )
 
 
 def tree_shape(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -41,9 +50,14 @@ def tree_shape(call: Call, _: Sizes) -> Iterator[Violation]:
         for name, shape in shapes.items():
             if shape != first:
                 yield Violation(None, first, shape, f"{name}: {shapes}")
-    for name in ("token_ids", "parents", "depths", "scores", "nodes"):
-        if name in known and known[name].shape[0] and not known[name].shape[1]:
-            yield Violation(None, "at least 1 row", 0, f"{name} has shape {list(known[name].shape)}; each request has a root")
+    for field in ("token_ids", "parents", "depths", "scores", "nodes"):
+        if field in known and known[field].shape[0] and not known[field].shape[1]:
+            yield Violation(
+                None,
+                "at least 1 row",
+                0,
+                f"{field} has shape {list(known[field].shape)}; each request has a root",
+            )
 
 
 def rows(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -65,8 +79,16 @@ def dtypes(call: Call, _: Sizes) -> Iterator[Violation]:
     if mask is None or mask.dtype in {torch.bool, torch.uint8}:
         return
     hint = ""
-    if mask.dtype.is_floating_point and mask.numel() and bool((mask <= 0).all()) and bool((mask < 0).any()):
-        hint = "this is an additive mask (0 where attending is allowed): read as nonzero = allowed it is inverted"
+    if (
+        mask.dtype.is_floating_point
+        and mask.numel()
+        and bool((mask <= 0).all())
+        and bool((mask < 0).any())
+    ):
+        hint = (
+            "this is an additive mask (0 where attending is allowed): read as nonzero = "
+            "allowed it is inverted"
+        )
     yield Violation(None, "bool or uint8", str(mask.dtype), "custom_mask", hint)
 
 
@@ -74,7 +96,9 @@ def index_width(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compute the largest offset of every address that is held or computed in 32 bits."""
     for what, largest in _largest_offsets(call, sizes):
         if not index.fits_int32(largest):
-            yield Violation(None, f"at most {index.INT32_MAX}", largest, f"{what} reaches {largest} in 32 bits")
+            yield Violation(
+                None, f"at most {index.INT32_MAX}", largest, f"{what} reaches {largest} in 32 bits"
+            )
 
 
 def _largest_offsets(call: Call, sizes: Sizes) -> Iterator[tuple[str, int]]:
@@ -102,28 +126,46 @@ def _largest_offsets(call: Call, sizes: Sizes) -> Iterator[tuple[str, int]]:
 
 WHOLE = (
     Invariant(
-        "batch", "call", "All fields speak of the same number of requests.",
+        "batch",
+        "call",
+        "All fields speak of the same number of requests.",
         "len(x_indptr) - 1 == B == len(num_nodes) == ...; under capture len(x_indptr) - 1 >= B",
-        ("qo_indptr|kv_indptr|mask_indptr|num_nodes|token_ids|nodes",), batch,
+        ("qo_indptr|kv_indptr|mask_indptr|num_nodes|token_ids|nodes",),
+        batch,
     ),
     Invariant(
-        "tree_shape", "call", "Fields that are read side by side have one shape, and each request has a root row.",
+        "tree_shape",
+        "call",
+        ("Fields that are read side by side have one shape, and each request has a root row."),
         "token_ids, parents, depths, scores: [B, Q]; nodes, src, dst, emitted: [B, H+1]",
-        ("token_ids|parents|depths|scores|nodes",), tree_shape,
+        ("token_ids|parents|depths|scores|nodes",),
+        tree_shape,
     ),
     Invariant(
-        "rows", "call", "All fields of one entry a query row have the same number of rows, fixed buffers apart.",
+        "rows",
+        "call",
+        ("All fields of one entry a query row have the same number of rows, fixed buffers apart."),
         "len(positions) == len(out_cache_loc) == len(target_ids) == rows of the query == T",
-        ("positions|out_cache_loc|num_rows|target_ids|words|input_ids",), rows,
+        ("positions|out_cache_loc|num_rows|target_ids|words|input_ids",),
+        rows,
     ),
     Invariant(
-        "dtypes", "call", "Index fields are int32 or int64 and a flat mask is bool or uint8.",
+        "dtypes",
+        "call",
+        "Index fields are int32 or int64 and a flat mask is bool or uint8.",
         "dtype(x_indptr), dtype(positions), ... in {int32, int64}; dtype(custom_mask) in {bool, uint8}",
-        ("qo_indptr|kv_indptr|mask_indptr|kv_indices|positions|out_cache_loc|custom_mask",), dtypes,
+        ("qo_indptr|kv_indptr|mask_indptr|kv_indices|positions|out_cache_loc|custom_mask",),
+        dtypes,
     ),
     Invariant(
-        "index_width", "call", "No offset that is held or computed in 32 bits exceeds 2147483647.",
-        "sum(q_len * (prefix_len + q_len)), (T - 1) * vocab + vocab - 1, (slots - 1) * stride + stride - 1 <= 2^31 - 1",
-        ("qo_indptr|kv_indptr|mask_indptr|offset_bits",), index_width,
+        "index_width",
+        "call",
+        "No offset that is held or computed in 32 bits exceeds 2147483647.",
+        (
+            "sum(q_len * (prefix_len + q_len)), (T - 1) * vocab + vocab - 1, (slots - 1) * "
+            "stride + stride - 1 <= 2^31 - 1"
+        ),
+        ("qo_indptr|kv_indptr|mask_indptr|offset_bits",),
+        index_width,
     ),
-)  # fmt: skip
+)

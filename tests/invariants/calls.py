@@ -44,7 +44,12 @@ def tables(batch: int, context: int, seed: int = 0) -> Tensor:
 
 
 def verify(
-    prefixes: Sequence[int], budget: int, topk: int | None = None, *, ragged: bool = False, horizon: int = 7
+    prefixes: Sequence[int],
+    budget: int,
+    topk: int | None = None,
+    *,
+    ragged: bool = False,
+    horizon: int = 7,
 ) -> tuple[DraftTree, VerifyLayout, FlatMask]:
     """One verify pass of the reference."""
     tree = trees(len(prefixes), budget, topk, horizon)
@@ -54,7 +59,11 @@ def verify(
 
 
 def whole_round(
-    prefixes: Sequence[int] = (5, 3), budget: int = 16, topk: int | None = 3, horizon: int = 2, page_size: int = 1
+    prefixes: Sequence[int] = (5, 3),
+    budget: int = 16,
+    topk: int | None = 3,
+    horizon: int = 2,
+    page_size: int = 1,
 ) -> Call:
     """A round with every field there is; 13 nodes in 17 rows unless told otherwise."""
     batch, context = len(prefixes), max(prefixes) + budget + 1
@@ -68,13 +77,30 @@ def whole_round(
     kv = PagedKV((pool,), (pool.clone(),), table.clone(), page_size)
     commit = commit_kv(kv, layout, acceptance)
     return Call.of(
-        tree, layout, tree_mask(tree, layout, "flat"), tree_mask(tree, layout, "packed"),
-        tree_mask(tree, layout, "dense"), tree_mask(tree, layout, "bits"), acceptance, commit,
-        input_ids=tree.token_ids.flatten(), root_token_ids=torch.arange(1, batch + 1), q_lens=torch.full((batch,), budget + 1),
-        prefix_lens=torch.tensor(prefixes), num_rows=batch * (budget + 1), budget=budget, horizon=horizon,
-        slot_table=table, slot_table_after=kv.slot_table, kv_pool_size=slots, slot_stride=2, vocab_size=VOCAB,
-        offset_bits=32, target_ids=target_ids, emitted=new_tokens(tree, acceptance),
-    )  # fmt: skip
+        tree,
+        layout,
+        tree_mask(tree, layout, "flat"),
+        tree_mask(tree, layout, "packed"),
+        tree_mask(tree, layout, "dense"),
+        tree_mask(tree, layout, "bits"),
+        acceptance,
+        commit,
+        input_ids=tree.token_ids.flatten(),
+        root_token_ids=torch.arange(1, batch + 1),
+        q_lens=torch.full((batch,), budget + 1),
+        prefix_lens=torch.tensor(prefixes),
+        num_rows=batch * (budget + 1),
+        budget=budget,
+        horizon=horizon,
+        slot_table=table,
+        slot_table_after=kv.slot_table,
+        kv_pool_size=slots,
+        slot_stride=2,
+        vocab_size=VOCAB,
+        offset_bits=32,
+        target_ids=target_ids,
+        emitted=new_tokens(tree, acceptance),
+    )
 
 
 def last_children(tree: DraftTree) -> Tensor:
@@ -87,7 +113,11 @@ def last_children(tree: DraftTree) -> Tensor:
 
 
 def captured(
-    prefixes: Sequence[int] = (5, 3), budget: int = 16, topk: int | None = 3, horizon: int = 2, max_batch: int = 4
+    prefixes: Sequence[int] = (5, 3),
+    budget: int = 16,
+    topk: int | None = 3,
+    horizon: int = 2,
+    max_batch: int = 4,
 ) -> tuple[DraftTree, VerifyBuffers]:
     """Fixed buffers that hold a smaller batch than they were made for."""
     tree, layout, mask = verify(prefixes, budget, topk, horizon=horizon)
@@ -96,9 +126,16 @@ def captured(
     return tree, buffers
 
 
+def field(call: Call, name: str) -> Tensor:
+    """A tensor field that the call is known to hold."""
+    value = getattr(call, name)
+    assert isinstance(value, Tensor)
+    return value
+
+
 def put(call: Call, name: str, at: Any, value: Any) -> Call:
     """The call with one entry of one field changed."""
-    changed = call.known()[name].clone()
+    changed: Any = field(call, name).clone()
     changed[at] = value
     return replace(call, **{name: changed})
 

@@ -19,7 +19,10 @@ SUFFIXES = (".safetensors", ".npz")
 def same(one: Call, other: Call) -> bool:
     a, b = one.known(), other.known()
     return a.keys() == b.keys() and all(
-        torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype if isinstance(a[n], torch.Tensor) else a[n] == b[n] for n in a
+        torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype
+        if isinstance(a[n], torch.Tensor)
+        else a[n] == b[n]
+        for n in a
     )
 
 
@@ -58,19 +61,38 @@ def test_unknown_name_gives_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("qo_indptr", torch.zeros(2), "qo_indptr has dtype torch.float32; expected an integer dtype"),
-        ("qo_indptr", torch.zeros(2, 2, dtype=torch.int32), r"qo_indptr has shape \[2, 2\]; expected 1 axes"),
-        ("max_q_len", torch.tensor([1, 2]), r"max_q_len is a torch.int64 tensor of shape \[2\]; expected one integer"),
+        (
+            "qo_indptr",
+            torch.zeros(2),
+            "qo_indptr has dtype torch.float32; expected an integer dtype",
+        ),
+        (
+            "qo_indptr",
+            torch.zeros(2, 2, dtype=torch.int32),
+            r"qo_indptr has shape \[2, 2\]; expected 1 axes",
+        ),
+        (
+            "max_q_len",
+            torch.tensor([1, 2]),
+            r"max_q_len is a torch.int64 tensor of shape \[2\]; expected one integer",
+        ),
         ("max_q_len", torch.tensor(8.0), "max_q_len is a torch.float32 tensor"),
         ("is_captured", torch.tensor(2), "is_captured is 2; expected 0 or 1"),
-        ("scores", torch.zeros(2, 2, dtype=torch.int64), "scores has dtype torch.int64; expected a floating dtype"),
+        (
+            "scores",
+            torch.zeros(2, 2, dtype=torch.int64),
+            "scores has dtype torch.int64; expected a floating dtype",
+        ),
     ],
 )
-def test_wrong_kind(tmp_path: Path, suffix: str, name: str, value: torch.Tensor, message: str) -> None:
+def test_wrong_kind(
+    tmp_path: Path, suffix: str, name: str, value: torch.Tensor, message: str
+) -> None:
     """A field that no invariant could read is refused by name, with what was found."""
     path = tmp_path / f"call{suffix}"
     if suffix == ".npz":
-        np.savez(path, **{name: value.numpy()})
+        arrays: dict[str, Any] = {name: value.numpy()}
+        np.savez(path, **arrays)
     else:
         save_file({name: value}, path)
     with pytest.raises(InputError, match=message):
@@ -82,7 +104,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "call.npz"
     marker = tmp_path / "ran"
     np.savez(path, qo_indptr=np.array([Trap(marker)], dtype=object))
-    with pytest.raises(InputError, match="no .npz file of plain arrays"):
+    with pytest.raises(InputError, match=r"no .npz file of plain arrays"):
         load(path)
     assert not marker.exists()
 
@@ -111,7 +133,9 @@ def test_missing_file_suffix_and_folder(tmp_path: Path) -> None:
     """No file, another suffix, no folder, nothing to write: each is said."""
     with pytest.raises(InputError, match="there is no file"):
         load(tmp_path / "none.npz")
-    with pytest.raises(InputError, match="ends in '.pt'; a captured call is one of .safetensors, .npz"):
+    with pytest.raises(
+        InputError, match=r"ends in '.pt'; a captured call is one of .safetensors, .npz"
+    ):
         load(tmp_path / "call.pt")
     with pytest.raises(InputError, match="there is no folder"):
         dump(tmp_path / "no" / "call.npz", max_q_len=8)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import chain, combinations, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,14 +35,22 @@ def test_eager(fields: tuple[str, ...], budget: int, topk: int | None, prefixes:
     if "mask_indptr" in fields:
         q_len = q_len_of(budget)
         assert (first.invariant, first.request) == ("mask_len", 0)
-        assert (first.expected, first.found) == (mask_len(prefixes[0], q_len), mask_len(prefixes[0], WIDTH))
+        assert (first.expected, first.found) == (
+            mask_len(prefixes[0], q_len),
+            mask_len(prefixes[0], WIDTH),
+        )
         assert first.hint == (
-            f"every segment fits width {WIDTH}; this call's q_len is {q_len}: the width came from configuration"
+            (
+                f"every segment fits width {WIDTH}; this call's q_len is {q_len}: the width came "
+                "from configuration"
+            )
             + (", or the budget was taken for budget + 1" if q_len == WIDTH + 1 else "")
         )
 
 
-@pytest.mark.parametrize(("fields", "topk", "prefixes"), list(product(FIELDS, (1, 4), PREFIXES)), ids=ident)
+@pytest.mark.parametrize(
+    ("fields", "topk", "prefixes"), list(product(FIELDS, (1, 4), PREFIXES)), ids=ident
+)
 def test_budget_7_hides_it(fields: tuple[str, ...], topk: int, prefixes: list[int]) -> None:
     """Where budget + 1 is the configured width nothing is wrong, and nothing is said."""
     tree, layout, mask = verify(prefixes, 7, topk)
@@ -49,7 +58,9 @@ def test_budget_7_hides_it(fields: tuple[str, ...], topk: int, prefixes: list[in
 
 
 @pytest.mark.parametrize(("fields", "budget", "topk", "prefixes"), CASES, ids=ident)
-def test_fixed_buffers(fields: tuple[str, ...], budget: int, topk: int | None, prefixes: list[int]) -> None:
+def test_fixed_buffers(
+    fields: tuple[str, ...], budget: int, topk: int | None, prefixes: list[int]
+) -> None:
     """The same through buffers whose metadata a capture baked with the configured width."""
     tree, layout, mask = verify(prefixes, budget, topk)
     buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(budget), max(prefixes) + 1)
@@ -61,7 +72,9 @@ def test_fixed_buffers(fields: tuple[str, ...], budget: int, topk: int | None, p
     assert {NAMED[name] for name in baked} <= named, named
     if "mask_indptr" in fields:
         assert found[0].invariant == "mask_len"
-        assert found[0].hint.startswith(f"every segment fits width {WIDTH}; this call's q_len is {q_len_of(budget)}")
+        assert found[0].hint.startswith(
+            f"every segment fits width {WIDTH}; this call's q_len is {q_len_of(budget)}"
+        )
 
 
 def bake(buffers: VerifyBuffers, fields: tuple[str, ...], prefixes: list[int]) -> None:
@@ -89,7 +102,7 @@ def test_budget_7_hides_it_in_buffers(topk: int) -> None:
 
 @pytest.mark.parametrize(("prefixes", "whole", "short"), [([5], 374, 104), ([5, 3], 714, 192)])
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_dump(tmp_path, suffix: str, prefixes: list[int], whole: int, short: int) -> None:  # type: ignore[no-untyped-def]
+def test_dump(tmp_path: Path, suffix: str, prefixes: list[int], whole: int, short: int) -> None:
     """A dump of prefix 5, q_len 17, width 8 names the mask length with 374 and 104, and the width."""
     batch = len(prefixes)
     path = dump(
@@ -100,8 +113,16 @@ def test_dump(tmp_path, suffix: str, prefixes: list[int], whole: int, short: int
         max_q_len=WIDTH,
     )
     first = violations(load(path))[0]
-    assert (first.invariant, first.request, first.expected, first.found) == ("mask_len", 0, 374, 104)
-    assert first.hint == "every segment fits width 8; this call's q_len is 17: the width came from configuration"
+    assert (first.invariant, first.request, first.expected, first.found) == (
+        "mask_len",
+        0,
+        374,
+        104,
+    )
+    assert (
+        first.hint
+        == "every segment fits width 8; this call's q_len is 17: the width came from configuration"
+    )
     assert f"the whole mask: {whole} entries, mask_indptr[-1] is {short}" in str(first)
     assert "17 * (5 + 17) = 374" in str(first)
     assert first.also == ("max_q_len",)
@@ -112,7 +133,10 @@ EVIDENCE = {
     "out_cache_loc": {"out_cache_loc": torch.arange(34)},
     "query rows": {"num_rows": 34},
     "target's choices": {"target_ids": torch.zeros(34, dtype=torch.int64)},
-    "tree": {"token_ids": torch.ones(2, 17, dtype=torch.int64), "num_nodes": torch.tensor([17, 17])},
+    "tree": {
+        "token_ids": torch.ones(2, 17, dtype=torch.int64),
+        "num_nodes": torch.tensor([17, 17]),
+    },
     "mask": {"custom_mask": torch.ones(714, dtype=torch.bool)},
     "the call's own q_lens": {"q_lens": torch.tensor([17, 17])},
 }
@@ -135,7 +159,12 @@ def test_one_piece_of_evidence_is_enough(evidence: str) -> None:
 
 def test_without_evidence_there_is_no_alarm() -> None:
     """Three fields that agree, with nothing beside them, are a right call of width 8."""
-    call = Call(qo_indptr=indptr([8, 8]), kv_indptr=indptr([5, 3]), mask_indptr=indptr([104, 88]), max_q_len=8)
+    call = Call(
+        qo_indptr=indptr([8, 8]),
+        kv_indptr=indptr([5, 3]),
+        mask_indptr=indptr([104, 88]),
+        max_q_len=8,
+    )
     assert report(call).ok
 
 
@@ -144,7 +173,13 @@ def test_debug_mode_stops_the_eager_path() -> None:
     tree, layout, mask = verify([5, 3], 16, 1)
     wrong = configured_width(layout, WIDTH, ("qo_indptr", "mask_indptr", "max_q_len"))
     buffers = VerifyBuffers(2, 17, 6)
-    with debug(), pytest.raises(InvariantViolation, match="mask_len is broken in request 0, on entry to VerifyBuffers.fill: expected 374, found 104"):
+    with (
+        debug(),
+        pytest.raises(
+            InvariantViolation,
+            match=r"mask_len is broken in request 0, on entry to VerifyBuffers.fill: expected 374, found 104",
+        ),
+    ):
         buffers.fill(tree, wrong, mask)
     assert int(buffers.layout.qo_indptr.sum()) == 0, "nothing was written"
 

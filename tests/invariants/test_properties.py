@@ -18,12 +18,20 @@ from tests.invariants.calls import captured, configured_width, indptr, tables, v
 PREFIXES = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
-@given(PREFIXES, st.integers(0, 40), st.sampled_from([1, 2, 4, None]), st.integers(0, 7), st.sampled_from([1, 2, 4]))
+@given(
+    PREFIXES,
+    st.integers(0, 40),
+    st.sampled_from([1, 2, 4, None]),
+    st.integers(0, 7),
+    st.sampled_from([1, 2, 4]),
+)
 def test_rounds_raise_no_alarm(
     prefixes: list[int], budget: int, topk: int | None, horizon: int, page_size: int
 ) -> None:
     """Whatever the sizes, a round of the reference breaks nothing."""
-    assert [str(v) for v in violations(whole_round(prefixes, budget, topk, horizon, page_size))] == []
+    assert [
+        str(v) for v in violations(whole_round(prefixes, budget, topk, horizon, page_size))
+    ] == []
 
 
 @given(PREFIXES, st.integers(0, 40), st.sampled_from([1, 3, None]), st.integers(0, 3), st.data())
@@ -32,14 +40,23 @@ def test_ragged_calls_raise_no_alarm(
 ) -> None:
     """Requests of different widths, eager or in buffers with any room to spare, break nothing."""
     batch = len(prefixes)
-    log_probs = torch.randn(batch, 4, 7, generator=torch.Generator().manual_seed(budget)).log_softmax(-1)
+    log_probs = torch.randn(
+        batch, 4, 7, generator=torch.Generator().manual_seed(budget)
+    ).log_softmax(-1)
     tree = build_tree(log_probs, torch.arange(batch), Budget(budget), topk)
     q_lens = torch.tensor([data.draw(st.integers(n, budget + 1)) for n in tree.num_nodes.tolist()])
-    layout = plan_verify(tree, torch.tensor(prefixes), tables(batch, max(prefixes) + budget + 1), q_lens)
+    layout = plan_verify(
+        tree, torch.tensor(prefixes), tables(batch, max(prefixes) + budget + 1), q_lens
+    )
     mask = tree_mask(tree, layout, "flat")
     buffers = VerifyBuffers(batch + room, budget + 1 + room, max(prefixes) + room)
     buffers.fill(tree, layout, mask)
-    for call in (Call.of(tree, layout, mask), Call.of(tree, buffers), Call.of(layout, mask), Call.of(buffers)):
+    for call in (
+        Call.of(tree, layout, mask),
+        Call.of(tree, buffers),
+        Call.of(layout, mask),
+        Call.of(buffers),
+    ):
         assert [str(v) for v in violations(call)] == []
 
 
@@ -52,7 +69,9 @@ def test_any_part_of_a_clean_call_is_clean(kept: set[str], buffered: bool) -> No
     part = Call(**{name: value for name, value in call.known().items() if name in kept})
     made = report(part)
     assert [str(v) for v in made.broken] == []
-    assert len(made.held) + len(made.not_checked) == len(report(call).held) + len(report(call).not_checked)
+    assert len(made.held) + len(made.not_checked) == len(report(call).held) + len(
+        report(call).not_checked
+    )
 
 
 @st.composite
@@ -103,7 +122,10 @@ def test_a_segment_fits_one_width(prefix_len: int, width: int) -> None:
     """The width of a segment is found exactly where there is one."""
     length = mask_len(prefix_len, width)
     assert width_of_segment(length, prefix_len) == width
-    assert width_of_segment(length + 1, prefix_len) is None or mask_len(prefix_len, width + 1) == length + 1
+    assert (
+        width_of_segment(length + 1, prefix_len) is None
+        or mask_len(prefix_len, width + 1) == length + 1
+    )
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(1, 200))
@@ -118,8 +140,10 @@ def test_a_mask_fits_one_uniform_width(prefixes: list[int], width: int) -> None:
 @given(PREFIXES, st.integers(0, 70), st.integers(1, 70), st.sampled_from([1, 4]))
 @example([5], 16, 8, 1)
 @example([5, 3], 16, 8, 4)
-def test_a_configured_width_is_always_named(prefixes: list[int], budget: int, width: int, topk: int) -> None:
-    """Whatever the width and the call, the mask's length is named with both numbers and the width solved for."""
+def test_a_configured_width_is_always_named(
+    prefixes: list[int], budget: int, width: int, topk: int
+) -> None:
+    """Whatever the width and the call, the mask's length is named with both numbers and the width."""
     assume(width != budget + 1)
     tree, layout, mask = verify(prefixes, budget, topk)
     wrong = configured_width(layout, width, ("qo_indptr", "mask_indptr", "max_q_len"))
@@ -127,7 +151,9 @@ def test_a_configured_width_is_always_named(prefixes: list[int], budget: int, wi
     assert (first.invariant, first.request) == ("mask_len", 0)
     assert first.expected == mask_len(prefixes[0], budget + 1)
     assert first.found == mask_len(prefixes[0], width)
-    assert first.hint.startswith(f"every segment fits width {width}; this call's q_len is {budget + 1}: ")
+    assert first.hint.startswith(
+        f"every segment fits width {width}; this call's q_len is {budget + 1}: "
+    )
 
 
 @given(st.lists(st.integers(0, 400), min_size=2, max_size=2))

@@ -1,0 +1,87 @@
+"""What a mutant is, and the ways to make one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ddtree.invariants import Call
+from ddtree.spec import DraftTree, VerifyBuffers
+from tests.invariants.calls import captured, indptr, put, whole_round
+
+
+class Mutant(NamedTuple):
+    """A change that breaks one invariant, and the numbers it must give."""
+
+    invariant: str
+    what: str
+    call: Callable[[], Call]
+    request: int | None = None
+    expected: Any = None
+    found: Any = None
+    hint: str = ""
+    """Part of the hint; empty: the checker must be silent about the cause."""
+
+
+def spoil(name: str, at: Any, value: Any) -> Callable[[], Call]:
+    """The whole round with one entry changed."""
+    return lambda: put(whole_round(), name, at, value)
+
+
+def swap(**fields: Any) -> Callable[[], Call]:
+    """The whole round with fields replaced."""
+    return lambda: replace(whole_round(), **fields)
+
+
+def change(edit: Callable[[Call], dict[str, Any]]) -> Callable[[], Call]:
+    """The whole round with fields replaced by functions of it."""
+
+    def made() -> Call:
+        call = whole_round()
+        return replace(call, **edit(call))
+
+    return made
+
+
+def buffered(
+    edit: Callable[[VerifyBuffers], object], prefixes: tuple[int, ...] = (5, 3)
+) -> Callable[[], Call]:
+    """Filled buffers, corrupted afterwards."""
+
+    def made() -> Call:
+        tree, buffers = captured(prefixes)
+        edit(buffers)
+        return Call.of(tree, buffers)
+
+    return made
+
+
+def short_mask(
+    prefixes: list[int], q_len: int, entries: int, *, capture: bool, rows: int | None = None
+) -> Call:
+    """Metadata alone, with a mask buffer of ``entries``."""
+    lens = [q_len * (p + q_len) for p in prefixes]
+    batch = len(prefixes)
+    return Call(
+        qo_indptr=indptr([q_len] * batch),
+        kv_indptr=indptr(prefixes),
+        mask_indptr=indptr(lens),
+        custom_mask=torch.ones(entries, dtype=torch.bool),
+        positions=torch.repeat_interleave(torch.tensor(prefixes), q_len)
+        if rows is None
+        else torch.zeros(rows, dtype=torch.int64),
+        is_captured=capture,
+    )
+
+
+def tied() -> Call:
+    """Two siblings of one score, the larger token first."""
+    tree = DraftTree(
+        torch.tensor([[1, 5, 4]]),
+        torch.tensor([[-1, 0, 0]], dtype=torch.int32),
+        torch.tensor([[0, 1, 1]], dtype=torch.int32),
+        torch.tensor([[0.0, -1.0, -1.0]], dtype=torch.float64),
+        torch.tensor([3], dtype=torch.int32),
+    )
+    return Call.of(tree)

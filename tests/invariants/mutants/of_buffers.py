@@ -1,0 +1,81 @@
+"""Mutants of the buffers."""
+
+from tests.invariants.mutants.kinds import Mutant, buffered, short_mask
+
+BUFFERS = [
+    Mutant(
+        "buffer_capacity",
+        "a mask without the tree's own columns (sglang #29450)",
+        lambda: short_mask([100], 4, 400, capture=True),
+        None,
+        "at least 416",
+        400,
+        "without the tree's own columns",
+    ),
+    Mutant(
+        "buffer_capacity",
+        "a mask without the padded request's segment (sglang #6309)",
+        lambda: short_mask([9, 9, 9, 1], 26, 3 * 26 * 35, capture=True),
+        None,
+        f"at least {3 * 26 * 35 + 26 * 27}",
+        3 * 26 * 35,
+        f"the missing {26 * 27} entries",
+    ),
+    Mutant(
+        "buffer_capacity",
+        "rows for the configured width",
+        lambda: short_mask([5, 3], 17, 714, capture=True, rows=16),
+        None,
+        "at least 34",
+        16,
+        "8 rows for each of 2 requests",
+    ),
+    Mutant(
+        "buffer_capacity",
+        "a mask one entry too small",
+        lambda: short_mask([5, 3], 17, 713, capture=True),
+        None,
+        "at least 714",
+        713,
+    ),
+    Mutant(
+        "stale_tail",
+        "stale positions of a larger batch (sglang #24401)",
+        buffered(lambda b: b.layout.positions[34:].fill_(7)),
+        None,
+        0,
+        7,
+    ),
+    Mutant(
+        "stale_tail",
+        "an unused request with a row",
+        buffered(lambda b: b.layout.qo_indptr[3:].add_(1)),
+        2,
+        34,
+        35,
+    ),
+    Mutant(
+        "stale_tail",
+        "mask bits behind the call",
+        buffered(lambda b: b.mask.allowed[800:].fill_(True)),
+        None,
+        0,
+        1,
+    ),
+    Mutant(
+        "stale_tail",
+        "slots that unused rows would overwrite",
+        buffered(lambda b: b.layout.out_cache_loc[40:].fill_(3)),
+        None,
+        -1,
+        3,
+    ),
+    Mutant(
+        "stale_tail",
+        "tokens behind the call",
+        buffered(lambda b: b.token_ids[34:].fill_(2)),
+        None,
+        0,
+        2,
+    ),
+]

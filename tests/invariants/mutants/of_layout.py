@@ -1,0 +1,277 @@
+"""Mutants of the layout."""
+
+import torch
+
+from ddtree.invariants import Call
+from tests.invariants.calls import field, indptr
+from tests.invariants.mutants.kinds import Mutant, change, short_mask, spoil, swap
+
+
+def _twice(c: Call) -> torch.Tensor:
+    slots = field(c, "kv_indices").clone()
+    slots[7] = slots[5]
+    return slots
+
+
+def _clamped(c: Call) -> torch.Tensor:
+    slots = field(c, "out_cache_loc").clone()
+    slots[10:17] = slots[10]
+    return slots
+
+
+def _over_prefix(c: Call) -> torch.Tensor:
+    slots = field(c, "out_cache_loc").clone()
+    slots[2] = field(c, "kv_indices")[6]
+    return slots
+
+
+def _by_depth(c: Call) -> torch.Tensor:
+    slots = field(c, "out_cache_loc").clone()
+    slots[:13] = slots[field(c, "depths")[0, :13].long()]
+    return slots
+
+
+def _exchanged(c: Call) -> torch.Tensor:
+    slots = field(c, "kv_indices").clone()
+    slots[:2] = slots[:2].flip(0)
+    return slots
+
+
+def _siblings_as_chain() -> Call:
+    return Call(
+        qo_indptr=indptr([3]),
+        kv_indptr=indptr([4]),
+        positions=torch.tensor([4, 5, 6]),
+        parents=torch.tensor([[-1, 0, 0]]),
+        depths=torch.tensor([[0, 1, 1]]),
+        num_nodes=torch.tensor([3]),
+    )
+
+
+# The whole round: prefixes [5, 3], budget 16, 13 nodes in 17 rows each, accepted rows scattered.
+LAYOUT = [
+    Mutant(
+        "mask_len",
+        "width 8 from configuration, q_len 17",
+        swap(mask_indptr=torch.tensor([0, 104, 192])),
+        0,
+        374,
+        104,
+        "every segment fits width 8; this call's q_len is 17: the width came from configuration",
+    ),
+    Mutant(
+        "mask_len",
+        "segments of the prefix alone",
+        swap(mask_indptr=indptr([17 * 5, 17 * 3])),
+        0,
+        374,
+        85,
+        "the tree's own columns were left out",
+    ),
+    Mutant(
+        "mask_len",
+        "full-width segments over a window's KV (sglang #39160)",
+        lambda: Call(
+            qo_indptr=indptr([4, 4]), kv_indptr=indptr([8, 3]), mask_indptr=indptr([4 * 24, 4 * 7])
+        ),
+        0,
+        48,
+        96,
+        "fit prefix lengths [20, 3]",
+    ),
+    Mutant(
+        "mask_len",
+        "one entry short, for no known reason",
+        swap(mask_indptr=torch.tensor([0, 373, 714])),
+        0,
+        374,
+        373,
+    ),
+    Mutant(
+        "mask_indptr",
+        "a start that is not 0",
+        swap(mask_indptr=torch.tensor([1, 375, 715])),
+        None,
+        0,
+        1,
+    ),
+    Mutant(
+        "mask_indptr",
+        "segments that go back",
+        swap(mask_indptr=torch.tensor([0, 374, 340])),
+        1,
+        "at least 374",
+        340,
+    ),
+    Mutant(
+        "mask_indptr",
+        "a mask that ends before its segments",
+        lambda: short_mask([5, 3], 17, 700, capture=False),
+        None,
+        700,
+        714,
+    ),
+    Mutant(
+        "qo_indptr",
+        "width 8 from configuration",
+        swap(qo_indptr=indptr([8, 8])),
+        0,
+        17,
+        8,
+        "every segment fits width 8; this call's q_len is 17: the width came from configuration",
+    ),
+    Mutant(
+        "qo_indptr",
+        "the budget in place of budget + 1",
+        swap(qo_indptr=indptr([16, 16])),
+        0,
+        17,
+        16,
+        "or the budget was taken for budget + 1",
+    ),
+    Mutant("qo_indptr", "two requests' rows mixed up", swap(qo_indptr=indptr([18, 16])), 0, 17, 18),
+    Mutant(
+        "qo_indptr", "a start that is not 0", swap(qo_indptr=torch.tensor([1, 17, 34])), None, 0, 1
+    ),
+    Mutant(
+        "max_q_len",
+        "forced to the configured width (sglang #27473)",
+        swap(max_q_len=8),
+        None,
+        17,
+        8,
+        "leaves out rows 8 to 16",
+    ),
+    Mutant(
+        "max_q_len", "larger than any request of an eager call", swap(max_q_len=32), None, 17, 32
+    ),
+    Mutant(
+        "kv_indptr",
+        "the tree's own entries counted (FlashInfer's convention)",
+        swap(kv_indptr=indptr([22, 20])),
+        0,
+        5,
+        22,
+        "FlashInfer's convention",
+    ),
+    Mutant(
+        "kv_indptr",
+        "the tree's entries counted, without prefix_lens",
+        change(lambda c: {"kv_indptr": indptr([22, 20]), "prefix_lens": None}),
+        0,
+        5,
+        22,
+        "FlashInfer's convention",
+    ),
+    Mutant("kv_indptr", "one entry too many", swap(kv_indptr=indptr([6, 3])), 0, 5, 6),
+    Mutant(
+        "kv_indptr",
+        "fewer slots than entries",
+        change(lambda c: {"kv_indices": field(c, "kv_indices")[:7]}),
+        None,
+        "at most 7",
+        8,
+    ),
+    Mutant("kv_indices", "a slot past the pool", spoil("kv_indices", 6, 44), 1, "0 to 43", 44),
+    Mutant(
+        "kv_indices",
+        "length 0 of a padded request turned into 1 reads entry -1 (vllm #43682)",
+        lambda: Call(kv_indptr=indptr([2, 1]), kv_indices=torch.tensor([4, 7, -1])),
+        1,
+        "at least 0",
+        -1,
+    ),
+    Mutant(
+        "kv_unique",
+        "one slot for two entries",
+        change(lambda c: {"kv_indices": _twice(c)}),
+        1,
+        "distinct slots",
+    ),
+    Mutant(
+        "out_cache_loc",
+        "a real row that is not written",
+        spoil("out_cache_loc", 18, -1),
+        1,
+        "0 to 43",
+        -1,
+    ),
+    Mutant(
+        "out_cache_loc",
+        "a padding row past the pool",
+        spoil("out_cache_loc", 15, 50),
+        0,
+        "-1 to 43",
+        50,
+    ),
+    Mutant(
+        "write_unique",
+        "a row too narrow, clamped to its last slot (sglang #26972)",
+        change(lambda c: {"out_cache_loc": _clamped(c)}),
+        0,
+        "one writer",
+    ),
+    Mutant(
+        "write_disjoint",
+        "a tree written over another request's prefix",
+        change(lambda c: {"out_cache_loc": _over_prefix(c)}),
+        0,
+        "a free slot",
+    ),
+    Mutant(
+        "slot_table",
+        "the tree written at entry prefix_len + depth",
+        change(lambda c: {"out_cache_loc": _by_depth(c)}),
+        0,
+    ),
+    Mutant(
+        "slot_table",
+        "two prefix entries exchanged",
+        change(lambda c: {"kv_indices": _exchanged(c)}),
+        0,
+    ),
+    Mutant(
+        "positions",
+        "by row, not by depth (mlxcel #1214, TensorRT-LLM #12962)",
+        change(lambda c: {"positions": torch.cat([5 + torch.arange(17), 3 + torch.arange(17)])}),
+        0,
+        6,
+        7,
+        "positions are prefix_len + row",
+    ),
+    Mutant(
+        "positions",
+        "a host mirror of the lengths that is 4 too large (a vLLM port)",
+        change(lambda c: {"positions": field(c, "positions") + 4}),
+        0,
+        5,
+        9,
+        "off by 4: they fit prefix_len 9",
+    ),
+    Mutant(
+        "positions",
+        "parents [-1, 0, 0] seen as a chain (sglang #39287)",
+        lambda: _siblings_as_chain(),
+        0,
+        5,
+        6,
+        "positions are prefix_len + row",
+    ),
+    Mutant("positions", "one stale position", spoil("positions", 3, 11), 0, 6, 11),
+    Mutant(
+        "positions",
+        "stale roots, without a tree",
+        lambda: Call(
+            qo_indptr=indptr([2, 2]), kv_indptr=indptr([5, 3]), positions=torch.tensor([5, 6, 5, 6])
+        ),
+        1,
+        3,
+        5,
+    ),
+    Mutant(
+        "input_ids",
+        "tokens of the round before",
+        change(lambda c: {"input_ids": field(c, "input_ids").roll(1)}),
+        0,
+    ),
+]
