@@ -73,7 +73,7 @@ def _root(
       ddtree demo                          the whole story on real text, under three minutes
       ddtree generate "Once upon a time"   text, tokens a round, and proof of equality
       ddtree check call.safetensors        is this engine's verify call sound?
-    """  # noqa: D301  (\b is the help formatter's own mark)
+    """
 
 
 def run() -> None:

@@ -28,7 +28,7 @@ def check(
       ddtree check call.safetensors
       ddtree check call.npz --json
       ddtree dump call.safetensors --prefix 5 --budget 16 --fault width=8 && ddtree check call.safetensors
-    """  # noqa: D301
+    """
     from ddtree.invariants import load
     from ddtree.invariants import report as checked
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.columns import Columns
-from rich.console import RenderableType
+from rich.console import Group
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
@@ -14,8 +15,11 @@ from ddtree.cli.options import Json
 from ddtree.cli.output import BROKEN, need, print_json, progress, stdout, writable_folder
 
 if TYPE_CHECKING:
+    from ddtree.cli.models import Pair
     from ddtree.cli.story import Outcome, Part
 
+MIN_SIDE_BY_SIDE = 80
+"""Columns of a terminal in which two texts fit beside each other."""
 WORKING = {
     "a": "decoding one token a pass, then by draft trees",
     "b": "decoding with the founding bug, four times",
@@ -43,7 +47,7 @@ def demo(
       ddtree demo
       ddtree demo --out pictures/ --max-new-tokens 32
       ddtree demo --json > demo.json
-    """  # noqa: D301
+    """
     need("plots", "matplotlib")
     writable_folder(out)
     from ddtree.cli.models import load_pair
@@ -66,7 +70,7 @@ def demo(
                 part.files.extend(draw(part.view, out, "tree"))
         parts.append(part)
         if not as_json:
-            _print(part)
+            _print(part, pair)
     seconds = time.perf_counter() - begin
     ok = all(part.ok for part in parts)
     if as_json:
@@ -78,20 +82,21 @@ def demo(
         raise typer.Exit(BROKEN)
 
 
-def _print(part: "Part") -> None:
+def _print(part: "Part", pair: "Pair") -> None:
     console = stdout()
     mark = ("as told", "bold green") if part.ok else ("NOT AS TOLD", "bold red")
     console.print()
     console.print(Text.assemble((f"({part.letter}) {part.claim}: ", "bold"), mark))
-    if part.letter == "a" and console.width >= 80:
-        panels = [Panel(one.text, title=_head(one), width=console.width // 2 - 1) for one in part.outcomes]
+    if part.letter == "a" and console.width >= MIN_SIDE_BY_SIDE:
+        half = console.width // 2
+        panels = [Panel(one.text.strip(), title=_head(one), width=half) for one in part.outcomes]
         console.print(Columns(panels, padding=0))
-        console.print(_verdict(part.outcomes[-1]))
-        return
-    said = ""
-    for one in part.outcomes:
-        console.print(_told(one, said))
-        said = str(one.violation or "") or said
+        console.print(pair.verdict(part.outcomes[-1].compared))
+    else:
+        said = ""
+        for one in part.outcomes:
+            console.print(_told(one, pair, is_new=str(one.violation) != said))
+            said = str(one.violation or said)
     if part.view is not None:
         from ddtree.pictures.text import title, tree_text
 
@@ -101,32 +106,25 @@ def _print(part: "Part") -> None:
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
-def _told(one: "Outcome", said: str) -> RenderableType:
-    """One run in a few lines; a violation told before is only named."""
-    text = Text()
-    text.append("  " if one.ok else "! ", "bold red")
-    text.append(f"{_head(one)}: ", "bold")
+def _told(one: "Outcome", pair: "Pair", *, is_new: bool) -> Group:
+    """One run in a few lines; a violation that was told just before is only named."""
+    head = Text.assemble(("  " if one.ok else "! ", "bold red"), (f"{_head(one)}: ", "bold"))
+    below = ""
     if one.violation is not None:
-        told = str(one.violation)
-        text.append(f"stopped by {one.violation.invariant}", "green" if one.ok else "bold red")
-        if told != said:
-            text.append("\n" + "\n".join(f"      {line}" for line in told.splitlines()), "yellow")
-        return text
-    text.append(_verdict(one))
-    if one.compared is None or not one.compared.equal:
-        text.append("\n" + "\n".join(f"      {line}" for line in one.text.strip().splitlines()))
-    return text
+        style = "green" if one.ok else "bold red"
+        head.append(f"stopped by {one.violation.invariant}", style)
+        below = str(one.violation) if is_new else ""
+    elif one.compared is not None:
+        head.append(pair.verdict(one.compared))
+        below = "" if one.compared.equal else one.text.strip()
+    else:
+        head.append(repr(one.text))
+    lines = [Padding(Text(line), (0, 0, 0, 6)) for line in below.splitlines()]
+    return Group(head, *lines)
 
 
 def _head(one: "Outcome") -> str:
     return one.name if one.verify_passes is None else f"{one.name}, {one.verify_passes} passes"
-
-
-def _verdict(one: "Outcome") -> Text:
-    if one.compared is None:
-        return Text()
-    style = "green" if one.compared.equal else "yellow" if one.compared.is_tie else "red"
-    return Text(str(one.compared), style)
 
 
 def _print_end(parts: "list[Part]", seconds: float) -> None:

@@ -23,7 +23,9 @@ from ddtree.cli.output import print_json, stdout
 
 
 def dump(
-    file: Annotated[Path, typer.Argument(help="Where to: .safetensors or .npz; replaced if there.")],
+    file: Annotated[
+        Path, typer.Argument(help="Where to: .safetensors or .npz; replaced if there.")
+    ],
     prefix: Prefix = None,
     prompt: Prompt = None,
     which_round: WhichRound = 1,
@@ -47,7 +49,7 @@ def dump(
       ddtree dump call.safetensors --prefix 5 --budget 16 --fault width=8   (the founding bug)
       ddtree dump batch.npz --prefix 5 --prefix 3 --topk 4
       ddtree dump live.safetensors --prompt "1, 2, 3, 1, 2," --raw --round 3
-    """  # noqa: D301
+    """
     from ddtree.cli.source import Wanted
     from ddtree.invariants import Call
     from ddtree.invariants import dump as write

@@ -71,7 +71,7 @@ def generate(
       ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
       ddtree generate "Hello" --target ./my-model --draft ./my-dflash --debug
-    """  # noqa: D301
+    """
     kept = topk_of(topk)
     if top_p is not None and not 0 < top_p <= 1:
         raise typer.BadParameter(f"{top_p} is not in (0, 1]", param_hint="--top-p")
@@ -108,7 +108,7 @@ def generate(
     if as_json:
         print_json(_report(prompt, pair, found, compared, why))
     else:
-        _print(found, compared, why, debug)
+        _print(pair, found, compared, why, debug)
     if compared is not None and not (compared.equal or compared.is_tie):
         raise typer.Exit(BROKEN)
 
@@ -164,9 +164,7 @@ def _why_not_compared(compare: bool, temperature: float) -> str:
     return ""
 
 
-def _compare(
-    pair: "Pair", ids: "Tensor", found: "Generation", max_new_tokens: int
-) -> "Comparison":
+def _compare(pair: "Pair", ids: "Tensor", found: "Generation", max_new_tokens: int) -> "Comparison":
     from ddtree import decoding
 
     done = 0
@@ -188,7 +186,7 @@ def _compare(
 
 
 def _print(
-    found: "Generation", compared: "Comparison | None", why: str, debug: bool
+    pair: "Pair", found: "Generation", compared: "Comparison | None", why: str, debug: bool
 ) -> None:
     console = stdout()
     rounds = len(found.rounds)
@@ -203,11 +201,8 @@ def _print(
             console.print(line, soft_wrap=True)
     if debug:
         console.print("debug mode: every call held to the invariants")
-    if compared is None:
-        console.print(Text(f"not compared with plain decoding: {why}"))
-    else:
-        style = "green" if compared.equal else "yellow" if compared.is_tie else "bold red"
-        console.print(Text(f"compared with plain decoding: {compared}", style))
+    verdict = Text(f"no: {why}") if compared is None else pair.verdict(compared)
+    console.print(Text.assemble("compared with plain decoding: ", verdict))
 
 
 def _report(

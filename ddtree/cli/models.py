@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.text import Text
+
 from ddtree.cli.output import fail, need, progress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ddtree.decoding.decoding import Comparison
     from ddtree.decoding.drafter import Drafter
     from ddtree.decoding.target import HFTarget
 
@@ -50,6 +53,26 @@ class Pair:
         """One token as text, special ones shown."""
         return str(self.tokenizer.decode([token_id]))
 
+    def verdict(self, compared: "Comparison | None") -> Text:
+        """Whether a text equals the target's own, in one sentence with the tokens as text."""
+        if compared is None:
+            return Text("not compared")
+        if compared.equal:
+            return Text("equal, token for token", "green")
+        expected, found = (
+            "the end" if token is None else repr(self.token_text(token))
+            for token in (compared.expected_id, compared.found_id)
+        )
+        margins = " and ".join(
+            "none" if margin is None else f"{margin:.2g}"
+            for margin in (compared.expected_margin, compared.found_margin)
+        )
+        said = f"at token {compared.index} {found} where plain decoding has {expected}"
+        if compared.is_tie:
+            tie = f"equal up to a tie below float error: {said}; the two best logits differ by {margins}"
+            return Text(tie, "yellow")
+        return Text(f"DIFFERENT {said} (margins of the two best logits: {margins})", "red")
+
 
 def load_pair(
     target_name: str,
@@ -89,4 +112,3 @@ def _load_drafter(name: str, target: "HFTarget", block_size: int | None) -> "Dra
             "leave --block-size out",
         )
     return drafter
-

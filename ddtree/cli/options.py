@@ -21,7 +21,8 @@ Draft = Annotated[
 ]
 Budget = Annotated[int, typer.Option(min=0, max=4096, help="Most drafted nodes of a tree.")]
 TopK = Annotated[
-    str, typer.Option(help="Candidates kept at each depth: a number (1: a chain) or [bold]all[/bold].")
+    str,
+    typer.Option(help="Candidates kept at each depth: a number (1: a chain) or [bold]all[/bold]."),
 ]
 BlockSize = Annotated[
     int | None,
@@ -34,7 +35,9 @@ BlockSize = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
+]
 Chat = Annotated[
     bool | None,
     typer.Option(

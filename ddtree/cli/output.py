@@ -91,7 +91,9 @@ def writable_folder(path: Path) -> Path:
 def write_whole(path: Path, data: bytes) -> None:
     """Write the file under a temporary name, then rename it: never half a file."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+        )
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}", "choose another place")
     try:

@@ -56,7 +56,7 @@ def show(
       ddtree show call.safetensors --out pictures/
       ddtree show --prefix 5 --fault width=8        the founding bug, as the kernel saw it
       ddtree show --prompt "def f(a, b): return a" --raw --budget 64 --out pictures/
-    """  # noqa: D301
+    """
     if out is not None:
         need("plots", "matplotlib")
         writable_folder(out)
@@ -116,7 +116,9 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
     from ddtree.spec.contracts import Acceptance, DraftTree, FlatMask, VerifyLayout
 
     known = call.known()
-    missing = [f for f in ("qo_indptr", "kv_indptr", "mask_indptr", "custom_mask") if f not in known]
+    missing = [
+        f for f in ("qo_indptr", "kv_indptr", "mask_indptr", "custom_mask") if f not in known
+    ]
     if missing:
         fail(f"{file} lacks {', '.join(missing)}: there is no mask to draw", f"ddtree check {file}")
     _require_request(request, known["qo_indptr"].numel() - 1)

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from ddtree.cli.models import Pair
-from ddtree.decoding import Choices, Comparison, FoundingBug, Generation
-from ddtree.decoding import autoregressive, compare, generate
+from ddtree.decoding import (
+    Choices,
+    Comparison,
+    FoundingBug,
+    Generation,
+    autoregressive,
+    compare,
+    generate,
+)
 from ddtree.invariants import InvariantViolation, debug
 from ddtree.pictures import TreeView, view_of
 from ddtree.spec import VerifyBuffers, plan_verify, tree_mask
@@ -90,13 +97,14 @@ class Story:
             Outcome(True, "one token a pass", self._text(expected), plain_passes),
             Outcome(
                 same and len(found.rounds) < plain_passes,
-                f"draft trees (budget {BUDGET}, topk {TOPKS[-1]})",
+                "draft trees",
                 self._text(found),
                 len(found.rounds),
                 compared,
             ),
         )
-        return Part("a", "draft trees give the same text in fewer passes", outcomes), found
+        claim = f"draft trees (budget {BUDGET}, topk {TOPKS[-1]}): the same text in fewer passes"
+        return Part("a", claim, outcomes), found
 
     def garbled(self, expected: Choices) -> Part:
         """(b) The founding bug garbles the text, on both paths, with branches and without."""
@@ -127,8 +135,9 @@ class Story:
                 outcomes.append(Outcome(len(seen) == 1, name, violation=violation))
             else:
                 outcomes.append(Outcome(False, name, "not stopped"))
-        for path in PATHS:
-            outcomes.append(self._same(f"without the bug, {path}", expected, BUDGET, path=path))
+        outcomes += [
+            self._same(f"without the bug, {path}", expected, BUDGET, path=path) for path in PATHS
+        ]
         claim = "debug mode stops the bug at its first call, and only the bug"
         return Part("c", claim, tuple(outcomes))
 

@@ -30,8 +30,15 @@ OnTokens = Callable[[Sequence[int]], None]
 class DecodingTarget(Target, Protocol):
     """A target that holds one request from its prompt on; ``HFTarget`` is one."""
 
-    max_context: int
-    prefix_len: int
+    @property
+    def max_context(self) -> int:
+        """Most KV entries, prompt and tree included."""
+        ...
+
+    @property
+    def prefix_len(self) -> int:
+        """Committed KV entries."""
+        ...
 
     def reset(self, feature_layer_ids: tuple[int, ...] = ()) -> None:
         """Begin a new request."""

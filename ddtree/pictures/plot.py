@@ -293,8 +293,8 @@ def _legend(figure: Figure, view: TreeView) -> None:
     if view.accepted:
         marks.append(Patch(facecolor="#fdf1d8", edgecolor=PATH, linewidth=1.8, label="accepted"))
     if view.num_nodes > view.q_len:
-        wrong = {"edgecolor": COLOURS[Cell.WRONGLY_SEEN], "linestyle": "--"}
-        marks.append(Patch(facecolor="white", label="WRONG: node without a query row", **wrong))
+        edge, label = COLOURS[Cell.WRONGLY_SEEN], "WRONG: node without a query row"
+        marks.append(Patch(facecolor="white", edgecolor=edge, linestyle="--", label=label))
     figure.legend(
         handles=marks, loc="lower left", bbox_to_anchor=(0.004, 0.004), ncols=len(marks) or 1,
         frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.4,
