@@ -31,30 +31,36 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     found = diffs(call.mask_indptr, sizes.batch)
     if found is None or sizes.prefix_lens is None or sizes.q_lens is None:
         return ""
-    pairs = list(zip(found, sizes.prefix_lens, strict=True))
-    hint = width_elsewhere(
-        call, sizes, [width_of_segment(segment, prefix) for segment, prefix in pairs]
-    )
-    if hint:
-        return hint
-    if [segment for segment, _ in pairs] == [
-        q * p for p, q in zip(sizes.prefix_lens, sizes.q_lens, strict=True)
-    ]:
-        return "every segment is q_len * prefix_len: the tree's own columns were left out"
-    return _other_prefix(found, sizes)
+    widths = [width_of_segment(s, p) for s, p in zip(found, sizes.prefix_lens, strict=True)]
+    width = width_elsewhere(call, sizes, widths)
+    seen_elsewhere = call.max_q_len == widths[0] or diffs(call.qo_indptr, sizes.batch) == widths
+    if width and seen_elsewhere:
+        return width
+    other = _without_tree(found, sizes) or _other_prefix(found, sizes)
+    return "; or: ".join(cause for cause in (width, other) if cause)
+
+
+def _without_tree(found: list[int], sizes: Sizes) -> str:
+    """Rows of the prefix alone."""
+    pairs = zip(sizes.prefix_lens or [], sizes.q_lens or [], strict=True)
+    if found != [q_len * prefix_len for prefix_len, q_len in pairs]:
+        return ""
+    return "every segment is q_len * prefix_len: the tree's own columns were left out"
 
 
 def _other_prefix(found: list[int], sizes: Sizes) -> str:
     """Right widths over other prefixes than ``kv_indptr``'s: a window's, or those of another time."""
     q_lens, prefix_lens = sizes.q_lens or [], sizes.prefix_lens or []
+    if max(q_lens, default=0) < 2:  # any length divides by a q_len of 1
+        return ""
     if any(q < 1 or length % q or length // q < q for length, q in zip(found, q_lens, strict=True)):
         return ""
     prefixes = [length // q - q for length, q in zip(found, q_lens, strict=True)]
-    if max(q_lens) < 2 or prefixes == prefix_lens:  # any length divides by a q_len of 1
+    if prefixes == prefix_lens:
         return ""
     return (
-        f"the segments fit prefix lengths {prefixes}; kv_indptr's are {prefix_lens}: the "
-        "two lengths came from two sources"
+        f"the segments fit prefix lengths {prefixes}; this call's are {prefix_lens}: "
+        "the two lengths came from two sources"
     )
 
 
@@ -70,7 +76,7 @@ def max_q_len(call: Call, sizes: Sizes) -> str:
         return ""
     return (
         f"a launch for {call.max_q_len} rows leaves out rows {call.max_q_len} to "
-        f"{most - 1} of a request: max_q_len did not come from this call's qo_indptr"
+        f"{most - 1} of a request: max_q_len is not of this call"
     )
 
 
@@ -100,7 +106,7 @@ def positions(found: Tensor, prefix_len: int, depths: Tensor) -> str:
     if shift.numel() == 1 and found.numel() > 1 and int(shift):
         return (
             f"every position of the request is off by {int(shift)}: they fit prefix_len "
-            f"{prefix_len + int(shift)}, which came from another source than kv_indptr"
+            f"{prefix_len + int(shift)}, not {prefix_len}: two lengths from two sources"
         )
     return ""
 
@@ -110,7 +116,7 @@ def token_zero_as_padding(call: Call, request: int) -> str:
     if call.token_ids is None or call.parents is None or call.num_nodes is None:
         return ""
     counted, tokens = int(call.num_nodes[request]), call.token_ids[request]
-    nodes = 1 + int((call.parents[request] >= 0).sum())
+    nodes = 1 + int((call.parents[request, 1:] >= 0).sum())
     together = bool((call.parents[request, 1:nodes] >= 0).all())
     nonzero = int((tokens[:nodes] != 0).sum())
     if not together or counted != nonzero or nodes == nonzero or int(tokens[nodes - 1]) == 0:
