@@ -44,8 +44,8 @@ class DFlashConfig:
             raise InputError(f"cannot read the drafter's config {path}: {error}") from error
         fields = {**raw, **(raw.get("dflash_config") or {})}
         fields["rope_theta"] = _rope_theta(raw)
-        heads = raw.get("num_attention_heads")
-        fields.setdefault("head_dim", raw["hidden_size"] // heads if heads else None)
+        if {"hidden_size", "num_attention_heads"} <= {*raw}:
+            fields.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
         if "target_layer_ids" not in fields and {"num_target_layers", "num_hidden_layers"} <= {
             *raw
         }:

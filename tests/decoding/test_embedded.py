@@ -27,6 +27,9 @@ from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.spec import BlockSize, InputError, VerifyBuffers
 
+REPEATED = (
+    "The cat sat on the mat. The dog sat on the log. The cat sat on the mat. The dog sat on the"
+)
 SQUARES = "1 squared is 1\n2 squared is 4\n3 squared is 9\n4 squared is"
 
 
@@ -74,9 +77,10 @@ def test_digits_are_tokens_of_their_own(loaded: tuple[Any, Any]) -> None:
 def test_text_equals_plain_decoding(loaded: tuple[Any, Any], target: HFTarget, text: str) -> None:
     """On real text every tree gives the tokens of plain decoding; a tie would be reported as one."""
     ids = _ids(loaded, text)
-    logits = target.prefill(ids) if target.reset() is None else None
-    plain = autoregressive(target, ids, max_new_tokens=16, prompt_logits=logits)
-    for budget, topk in ((7, 4), (16, 1), (17, None)):
+    target.reset()
+    logits = target.prefill(ids)
+    plain = autoregressive(target, ids, max_new_tokens=10, prompt_logits=logits)
+    for budget, topk in ((7, 4), (17, None)):
         drafter = NGramDrafter(target.vocab_size, 8)
         found = generate(
             target,
@@ -84,7 +88,7 @@ def test_text_equals_plain_decoding(loaded: tuple[Any, Any], target: HFTarget, t
             ids,
             budget=budget,
             topk=topk,
-            max_new_tokens=16,
+            max_new_tokens=10,
             prompt_logits=logits,
         )
         verdict = compare(found, plain)
@@ -97,8 +101,8 @@ def test_founding_bug_garbles_only_when_the_widths_differ(
 ) -> None:
     """Width 8 garbles the text of budget 16, chain or tree, and leaves that of budget 7 perfect."""
     target = HFTarget(loaded[0], attention="reference")
-    ids = _ids(loaded, SQUARES)
-    plain = autoregressive(target, ids, max_new_tokens=12)
+    ids = _ids(loaded, REPEATED)
+    plain = autoregressive(target, ids, max_new_tokens=10)
     drafter = NGramDrafter(target.vocab_size, 8)
     verdicts = {}
     for budget, topk in ((7, 4), (16, 1), (16, 4)):
@@ -109,7 +113,7 @@ def test_founding_bug_garbles_only_when_the_widths_differ(
             ids,
             budget=budget,
             topk=topk,
-            max_new_tokens=12,
+            max_new_tokens=10,
             buffers=buffers,
         )
         verdicts[budget, topk] = compare(found, plain)
@@ -170,7 +174,13 @@ def test_damage_to_the_cache_is_noticed(tmp_path: Path) -> None:
     assert not embedded.is_intact(folder)
 
 
-BUILD = "import torch; torch.set_num_threads(1); from ddtree.decoding import embedded; print(embedded.embedded_folder())"
+BUILD = """
+import torch
+from ddtree.decoding import embedded
+
+torch.set_num_threads(1)
+print(embedded.embedded_folder())
+"""
 
 
 @pytest.mark.long

@@ -112,7 +112,7 @@ def test_text_up_to_the_last_entry_of_the_context() -> None:
     for budget in (7, 16, 63):
         found = generate(target, drafter, prompt(9), budget=budget, max_new_tokens=21)
         assert found.token_ids == expected.token_ids
-    with pytest.raises(InputError, match="9 prompt tokens and 22 new ones make 31;.* holds 30"):
+    with pytest.raises(InputError, match=r"9 prompt tokens and 22 new ones make 31;.* holds 30"):
         generate(target, drafter, prompt(9), budget=7, max_new_tokens=22)
     with pytest.raises(InputError, match="max_context 129 is more than the model's 128"):
         HFTarget(target.model, max_context=129)
