@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
-from ddtree.cli.options import Json
+from ddtree.cli.options import Json, within
 from ddtree.cli.output import BROKEN, need, print_json, progress, stdout, writable_folder
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture; made if missing.")] = Path(
         "ddtree-demo"
     ),
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="Length of each text.")] = 48,
+    max_new_tokens: Annotated[
+        int, typer.Option(callback=within(8), help="Length of each text.")
+    ] = 48,
     as_json: Json = False,
 ) -> None:
     """Tell the story on real text: right, garbled, caught, invisible, drawn.

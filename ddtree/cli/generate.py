@@ -19,6 +19,7 @@ from ddtree.cli.options import (
     Target,
     TopK,
     topk_of,
+    within,
 )
 from ddtree.cli.output import BROKEN, print_json, progress, stdout
 
@@ -41,10 +42,11 @@ def generate(
     block_size: BlockSize = None,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: greedy. Above: sample, losslessly.")
+        float, typer.Option(callback=within(0), help="0: greedy. Above: sample, losslessly.")
     ] = 0.0,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="When sampling: keep the k likeliest tokens.")
+        int | None,
+        typer.Option(callback=within(1), help="When sampling: keep the k likeliest tokens."),
     ] = None,
     top_p: Annotated[
         float | None, typer.Option(help="When sampling: keep this much probability, in (0, 1].")

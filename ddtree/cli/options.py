@@ -1,9 +1,26 @@
 """Options that several verbs share, and what their words mean."""
 
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def within(low: float, high: float = inf) -> Callable[[Any], Any]:
+    """A callback that refuses numbers outside ``[low, high]``, NaN too, and says which."""
+
+    def check(value: Any) -> Any:
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            if number is not None and not low <= number <= high:
+                most = f" and at most {high}" if high < inf else ""
+                raise typer.BadParameter(f"{number}; it must be at least {low}{most}")
+        return value
+
+    return check
+
 
 Target = Annotated[
     str,
@@ -19,7 +36,9 @@ Draft = Annotated[
         "DFlash checkpoint."
     ),
 ]
-Budget = Annotated[int, typer.Option(min=0, max=4096, help="Most drafted nodes of a tree.")]
+Budget = Annotated[
+    int, typer.Option(callback=within(0, 4096), help="Most drafted nodes of a tree.")
+]
 TopK = Annotated[
     str,
     typer.Option(help="Candidates kept at each depth: a number (1: a chain) or [bold]all[/bold]."),
@@ -27,14 +46,15 @@ TopK = Annotated[
 BlockSize = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        max=4096,
+        callback=within(1, 4096),
         help="Tokens of one drafter pass, the root included: the tree is at most one less deep. "
         "[dim]Default: the DFlash checkpoint's own; 8 for ngram.[/dim]",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
+Seed = Annotated[
+    int, typer.Option(callback=within(0, 2**63 - 1), help="Seed of everything random.")
+]
+MaxNewTokens = Annotated[int, typer.Option(callback=within(1), help="Most tokens to generate.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
 ]
@@ -49,7 +69,7 @@ Chat = Annotated[
 Prefix = Annotated[
     list[int] | None,
     typer.Option(
-        min=0,
+        callback=within(0, 2**20),
         help="Committed tokens of a made-up request; repeat it for a batch. Needs no model: the "
         "draft is random, from --seed.",
     ),
@@ -58,7 +78,10 @@ Prompt = Annotated[
     str | None, typer.Option(help="Take the call from a real generation from this prompt.")
 ]
 WhichRound = Annotated[
-    int, typer.Option("--round", min=1, help="With --prompt: which verify call of the generation.")
+    int,
+    typer.Option(
+        "--round", callback=within(1), help="With --prompt: which verify call of the generation."
+    ),
 ]
 Fault = Annotated[
     str | None,

@@ -19,6 +19,7 @@ from ddtree.cli.options import (
     Target,
     TopK,
     WhichRound,
+    within,
 )
 from ddtree.cli.output import fail, need, print_json, stdout, writable_folder, write_whole
 
@@ -31,7 +32,9 @@ def show(
     file: Annotated[
         Path | None, typer.Argument(help="A captured call; without it, a call made as dump does.")
     ] = None,
-    request: Annotated[int, typer.Option(min=0, help="Which request of the batch.")] = 0,
+    request: Annotated[
+        int, typer.Option(callback=within(0), help="Which request of the batch.")
+    ] = 0,
     out: Out = None,
     prefix: Prefix = None,
     prompt: Prompt = None,
@@ -96,16 +99,17 @@ def draw(view: "TreeView", out: Path, name: str, note: str = "") -> list[Path]:
 
 
 def _print(view: "TreeView", note: str) -> None:
-    from ddtree.pictures.text import mask_text, title, tree_text
+    from ddtree.pictures.text import ASCII, mask_text, title, tree_text
 
     console = stdout()
     console.print(title(view), soft_wrap=True)
     if note:
         console.print(note, style="bold red", soft_wrap=True, markup=False)
-    console.print()
-    console.print(tree_text(view), soft_wrap=True)
-    console.print()
-    console.print(mask_text(view, console.width), soft_wrap=True)
+    for text in (tree_text(view), mask_text(view, console.width)):
+        if console.options.ascii_only:
+            text.plain = text.plain.translate(ASCII)
+        console.print()
+        console.print(text, soft_wrap=True)
 
 
 def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
@@ -150,7 +154,7 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
 
 def _require_request(request: int, batch: int) -> None:
     if request >= batch:
-        fail(f"--request is {request}, the call has {batch}", f"give 0 to {batch - 1}")
+        fail(f"--request is {request}, the call has {batch}", "count requests from 0")
 
 
 def _first_violation(call: "Call") -> str:

@@ -17,6 +17,8 @@ SIGNS = {
     Cell.WRONGLY_SEEN: ("!", "bold red"),
     Cell.WRONGLY_HIDDEN: ("x", "bold red"),
 }
+ASCII = str.maketrans("█·│░├└─␣⏎⇥…", "#.|+|`-_/>~")
+"""For terminals without Unicode: one character for each, so that styles keep their places."""
 PREFIX_CELLS = 8
 """A longer prefix is drawn as this many cells, each for a range of entries."""
 
