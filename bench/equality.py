@@ -5,6 +5,8 @@ topk, and compared token for token; where the two differ, the margins say whethe
 
     python bench/equality.py                                    the embedded model on the CPU
     python bench/equality.py --device cuda --model-folder DIR   a Transformers folder on a GPU
+    python bench/equality.py --shard 0/4 --out part-0.json      every fourth prompt, for a process of its own
+    python bench/equality.py --join part-*.json --out all.json  the shards' results as one
 
 The result is written after every cell, so a run that was cut short goes on where it stopped.
 """
@@ -43,11 +45,15 @@ TOPKS = (1, 4, None)
 def main() -> None:
     """Run the cells that are not in the result file yet."""
     args = arguments()
+    if args.join:
+        join(args.join, args.out)
+        return
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     model, tokenizer = load_target(args.model_folder, device=args.device)
     target = HFTarget(model, attention=args.attention)
-    prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))[: args.prompts]
+    shard, shards = (int(part) for part in args.shard.split("/"))
+    prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))[: args.prompts][shard::shards]
     out = args.out or ROOT / f"bench/results/equality-{args.device}.json"
     result = resume(out, settings_of(args), target)
     cells = [(budget, topk) for budget in BUDGETS for topk in TOPKS]
@@ -225,6 +231,22 @@ def resume(out: Path, settings: dict[str, Any], target: HFTarget) -> dict[str, A
     }
 
 
+def join(parts: list[Path], out: Path | None) -> None:
+    """Write the shards' results as one; they must be of the same settings and machine."""
+    results = [json.loads(part.read_text(encoding="utf-8")) for part in parts]
+    whole = results[0]
+    for part, result in zip(parts, results, strict=True):
+        for key in ("settings", "machine"):
+            if result[key] != whole[key]:
+                raise SystemExit(f"{part} holds another {key}: {result[key]}, not {whole[key]}")
+        whole["prompts"].update(result["prompts"])
+    whole["summary"] = summary_of(whole)
+    if out is None:
+        raise SystemExit("--join needs --out, the file to write")
+    out.write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")
+    print(json.dumps(whole["summary"], indent=1))
+
+
 def save_to(out: Path, result: dict[str, Any], progress: Progress, task: Any) -> Any:
     """A function that writes the result whole and moves the bar."""
 
@@ -252,6 +274,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each prompt")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=None, help="the first so many prompts only")
+    parser.add_argument("--shard", default="0/1", metavar="K/N", help="every Nth prompt from K on")
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="PART", help="results to put together"
+    )
     parser.add_argument("--seconds", type=float, default=None, help="begin no prompt after so long")
     parser.add_argument("--out", type=Path, default=None, help="result file")
     return parser.parse_args()
