@@ -24,7 +24,6 @@ LOOSE := $(if $(OTHER_TORCH),-e '/^(triton|setuptools)==/d') \
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
-BENCHES := bench/equality.py
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-long lint pyright bench format clean
@@ -50,8 +49,9 @@ lint: $(STAMP) ## ruff, import directions, mypy --strict
 pyright: $(STAMP) ## the second type checker (needs Node.js)
 	$(BIN)/pyright
 
-bench: $(STAMP) ## the measurements of bench/
-	for script in $(BENCHES); do $(BIN)/python $$script || exit 1; done
+bench: $(STAMP) ## equality with plain decoding on two prompts (all: bench/equality.py)
+	@mkdir -p out && rm -f out/equality.json
+	$(BIN)/python bench/equality.py --prompts 2 --tokens 16 --out out/equality.json
 
 format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 	$(BIN)/ruff format .
