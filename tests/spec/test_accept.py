@@ -17,6 +17,7 @@ from ddtree.spec.contracts import Acceptance, Budget, DraftTree, Horizon, Verify
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.tree import build_tree
 from tests import oracles
+from tests.trees import tree_of
 
 VOCAB = 8
 LAST_UNIFORM = 1 - 2.0**-53
@@ -41,13 +42,7 @@ def accepted(tree: DraftTree, acceptance: Acceptance, b: int) -> tuple[tuple[int
 
 def test_written_out() -> None:
     """A root with children 1 (token 4) and 2 (token 5), and 3 (token 6) below 1, by hand."""
-    tree = DraftTree(
-        torch.tensor([[9, 4, 5, 6, 0]]),
-        torch.tensor([[-1, 0, 0, 1, -1]], dtype=torch.int32),
-        torch.tensor([[0, 1, 1, 2, 0]], dtype=torch.int32),
-        torch.zeros(1, 5, dtype=torch.float64),
-        torch.tensor([4], dtype=torch.int32),
-    )
+    tree = tree_of(parents=[[-1, 0, 0, 1, -1]], tokens=[[9, 4, 5, 6, 0]])
     layout = lay_out(tree)
     for choices, nodes, bonus in [
         ([7, 0, 0, 0, 0], [0, -1, -1, -1], 7),  # no child: the bonus at once
@@ -186,17 +181,8 @@ def test_emitted_tokens_have_exactly_the_targets_distribution(
     The target's probability of a sequence is the product of its truncated distribution at each node
     along it, from an independent definition. Two of the nodes' logits tie.
     """
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
     siblings = [parents[:node].count(parent) for node, parent in enumerate(parents)]
-    tree = DraftTree(
-        torch.tensor([siblings]),  # tokens 0, 1, 2 among siblings
-        torch.tensor([list(parents)], dtype=torch.int32),
-        torch.tensor([depths], dtype=torch.int32),
-        torch.zeros(1, len(parents), dtype=torch.float64),
-        torch.tensor([len(parents)], dtype=torch.int32),
-    )
+    tree = tree_of([parents], [siblings])  # tokens 0, 1, 2 among siblings
     generator = torch.Generator().manual_seed(len(parents))
     logits = torch.randn(len(parents), 3, generator=generator, dtype=torch.float64)
     logits[0, 1] = logits[0, 2]

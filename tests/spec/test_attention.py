@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ddtree.invariants import strategies as st
 from ddtree.spec.attention import verify_attention
-from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.contracts import VerifyLayout
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import Form, tree_mask
 from tests import oracles
+from tests.trees import tree_of
 
 NAN = math.nan
 
@@ -88,13 +89,7 @@ def by_path(
 
 def branching(prefix_lens: tuple[int, int], slots: st.SlotTable) -> st.VerifyCall:
     """Two requests: a root with children 1 and 2 and 3 below 2; and a chain of two and padding."""
-    tree = DraftTree(
-        torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]]),
-        torch.tensor([[-1, 0, 0, 2], [-1, 0, -1, -1]], dtype=torch.int32),
-        torch.tensor([[0, 1, 1, 2], [0, 1, 0, 0]], dtype=torch.int32),
-        torch.zeros(2, 4, dtype=torch.float64),
-        torch.tensor([4, 2], dtype=torch.int32),
-    )
+    tree = tree_of(parents=[[-1, 0, 0, 2], [-1, 0, -1, -1]], tokens=[[1, 2, 3, 4], [5, 6, 0, 0]])
     lens = torch.tensor(prefix_lens, dtype=torch.int32)
     return st.VerifyCall(tree, lens, slots, None, plan_verify(tree, lens, slots.table))
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from ddtree.invariants import strategies as st
 from ddtree.spec.attention import verify_attention
 from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.contracts import DraftTree
 from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import convert_mask, tree_mask
+from tests.trees import tree_of
 
 FIELDS = ("qo_indptr", "kv_indptr", "kv_indices", "mask_indptr", "positions", "out_cache_loc")
 
@@ -47,13 +47,7 @@ def make(sizes: st.BufferSizes, pad_slot: int = -1) -> VerifyBuffers:
 
 def test_written_out() -> None:
     """One request of two nodes and prefix 1 in buffers for two requests, width 3 and context 2."""
-    tree = DraftTree(
-        torch.tensor([[7, 8]]),
-        torch.tensor([[-1, 0]], dtype=torch.int32),
-        torch.tensor([[0, 1]], dtype=torch.int32),
-        torch.tensor([[0.0, -1.0]], dtype=torch.float64),
-        torch.tensor([2], dtype=torch.int32),
-    )
+    tree = tree_of(parents=[[-1, 0]], tokens=[[7, 8]])
     layout = plan_verify(tree, torch.tensor([1]), torch.tensor([[4, 5, 6]]))
     buffers = VerifyBuffers(2, 3, 2, pad_slot=-1)
     buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))

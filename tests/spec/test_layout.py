@@ -9,6 +9,7 @@ from ddtree.invariants import strategies as st
 from ddtree.spec.contracts import Budget, DraftTree
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.tree import build_tree
+from tests.trees import tree_of
 
 
 def chain(batch: int, budget: int) -> DraftTree:
@@ -19,13 +20,7 @@ def chain(batch: int, budget: int) -> DraftTree:
 
 def test_written_out() -> None:
     """Two requests of prefix 2 and 0, trees of two and one nodes, padded to three rows."""
-    tree = DraftTree(
-        token_ids=torch.tensor([[5, 6, 7], [8, 9, 0]]),
-        parents=torch.tensor([[-1, 0, 0], [-1, 0, -1]], dtype=torch.int32),
-        depths=torch.tensor([[0, 1, 1], [0, 1, 0]], dtype=torch.int32),
-        scores=torch.tensor([[0.0, -1, -2], [0, -1, -torch.inf]], dtype=torch.float64),
-        num_nodes=torch.tensor([3, 2], dtype=torch.int32),
-    )
+    tree = tree_of(parents=[[-1, 0, 0], [-1, 0, -1]], tokens=[[5, 6, 7], [8, 9, 0]])
     slots = torch.tensor([[10, 11, 12, 13, 14], [20, 21, 22, 23, 24]])
     layout = plan_verify(tree, torch.tensor([2, 0]), slots)
     assert layout.qo_indptr.tolist() == [0, 3, 6]

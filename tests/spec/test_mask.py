@@ -23,6 +23,7 @@ from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import convert_mask, tree_mask
 from tests import oracles
+from tests.trees import tree_of
 
 
 def numbers(mask: TreeMask) -> list[Tensor]:
@@ -55,13 +56,7 @@ def q_lens(layout: VerifyLayout) -> list[int]:
 @pytest.fixture
 def small() -> tuple[DraftTree, VerifyLayout]:
     """Root with children 1 and 2, 3 below 1, one padding row; and a lone root; prefixes 2 and 1."""
-    tree = DraftTree(
-        token_ids=torch.tensor([[5, 6, 7, 8, 0], [9, 0, 0, 0, 0]]),
-        parents=torch.tensor([[-1, 0, 0, 1, -1], [-1] * 5], dtype=torch.int32),
-        depths=torch.tensor([[0, 1, 1, 2, 0], [0] * 5], dtype=torch.int32),
-        scores=torch.zeros(2, 5, dtype=torch.float64),
-        num_nodes=torch.tensor([4, 1], dtype=torch.int32),
-    )
+    tree = tree_of(parents=[[-1, 0, 0, 1, -1], [-1] * 5], tokens=[[5, 6, 7, 8, 0], [9, 0, 0, 0, 0]])
     slots = torch.arange(20).reshape(2, 10)
     return tree, plan_verify(tree, torch.tensor([2, 1]), slots, torch.tensor([5, 1]))
 
@@ -122,14 +117,7 @@ def test_dense_written_out(small: tuple[DraftTree, VerifyLayout]) -> None:
 
 def test_the_32nd_node_is_the_sign_bit() -> None:
     """In a chain of 33 the 32nd row's word has all bits set, -1 as int32, and row 33 a second word."""
-    parents = torch.arange(-1, 32, dtype=torch.int32)[None]
-    tree = DraftTree(
-        torch.zeros(1, 33, dtype=torch.int64),
-        parents,
-        parents + 1,
-        torch.zeros(1, 33, dtype=torch.float64),
-        torch.tensor([33], dtype=torch.int32),
-    )
+    tree = tree_of(parents=[list(range(-1, 32))], tokens=[[0] * 33])
     layout = plan_verify(tree, torch.tensor([0]), torch.arange(33)[None])
     words = tree_mask(tree, layout, "bits").words
     assert words.dtype == torch.int32

@@ -100,6 +100,8 @@ def test_a_round_emits_what_sequential_decoding_emits(
     """Accepted tokens and bonus are those of decoding one token at a time while the tree holds them."""
     case, sampling = drawn
     done = run(case, sampling=sampling, ragged=ragged)
+    widths = done.layout.qo_indptr.diff().tolist()
+    assert widths == (done.tree.num_nodes.tolist() if ragged else [case.budget + 1] * len(widths))
     target = case.target()
     for b, prompt in enumerate(case.prompts):
         real = int(done.tree.num_nodes[b])

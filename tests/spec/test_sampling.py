@@ -82,6 +82,7 @@ def test_requests_with_one_seed_get_different_streams() -> None:
 @example([0, 0, 0, 0], 1.0, 2, None)
 @example([0, 0, 0, 0], 1.0, None, 0.47)
 @example([-1000, 3], 1.0, None, 0.93)
+@example([0, 0, 0, 0], 1.0, None, 0.5)  # two reach it exactly
 def test_equals_the_independent_definition(
     logits: list[int], temperature: float, top_k: int | None, top_p: float | None
 ) -> None:
