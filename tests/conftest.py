@@ -2,9 +2,7 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = (
-    "1"  # set before Transformers is imported: a download fails
-)
+os.environ["HF_HUB_OFFLINE"] = "1"  # set before Transformers is imported: a download fails
 
 import pytest
 import torch
