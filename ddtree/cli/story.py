@@ -25,13 +25,8 @@ from ddtree.pictures import TreeView, view_of
 from ddtree.spec import VerifyBuffers, plan_verify, tree_mask
 from ddtree.spec.index import q_len_of
 
-PROMPT = (
-    "Planets and their order from the sun:\n"
-    "1. Mercury is the first planet from the sun.\n"
-    "2. Venus is the second planet from the sun.\n"
-    "3. Earth is"
-)
-"""A list: what repeats can be drafted from the prompt, and the ordinals make real branches."""
+PROMPT = "one apple, two apples, three apples, four apples, five"
+"""A list: what repeats can be drafted from the prompt, and the numbers make real branches."""
 BUDGET, TOPKS, WIDTH = 16, (1, 4), 8
 PATHS = ("eager", "fixed buffers")
 BLIND_BUDGET = WIDTH - 1

@@ -5,20 +5,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from ddtree.decoding.founding_bug import configured_width
-from ddtree.pictures.view import Cell, shown, view_of
+from ddtree.pictures.view import Cell, TreeView, shown, view_of
 from ddtree.spec.contracts import FlatMask
 from tests.pictures.calls import Known, known_call
 
 
-def view(call: Known, request: int = 0):  # type: ignore[no-untyped-def]  # the type is view_of's
+def view(call: Known, request: int = 0) -> TreeView:
+    """The picture of one request."""
     return view_of(call.layout, call.mask, call.tree, call.acceptance, request)
+
+
+def cells_of(view: TreeView) -> NDArray[np.int8]:
+    """The cells, which are there."""
+    cells = view.cells()
+    assert cells is not None
+    return cells
 
 
 def test_cells_are_ancestors_or_self() -> None:
     """Each real row sees its prefix, its ancestors and itself; padding sees what it sees."""
-    cells = view(known_call()).cells()
+    cells = cells_of(view(known_call()))
     assert cells.tolist() == [
         [1, 1, 2, 0, 0, 0, 0],
         [1, 1, 2, 2, 0, 0, 0],
@@ -44,8 +53,9 @@ def test_a_configured_width_is_read_as_a_kernel_would() -> None:
     call = known_call()
     broken = view(replace(call, layout=configured_width(call.layout, 3)))
     assert broken.q_len == 3
+    assert broken.allowed is not None
     assert np.array_equal(broken.allowed.flatten(), call.mask.allowed[:15].numpy())
-    assert (broken.cells() >= Cell.WRONGLY_SEEN).any()
+    assert (cells_of(broken) >= Cell.WRONGLY_SEEN).any()
 
 
 def test_a_layout_past_the_mask_has_no_cells() -> None:
