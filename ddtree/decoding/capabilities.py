@@ -24,11 +24,13 @@ def require_tree_target(model: Any) -> None:
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     require(not model.config.is_encoder_decoder, f"{name} is an encoder-decoder model")
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    named = [*(getattr(config, "layer_types", None) or ())]
+    named += getattr(config, "attention_layers", None) or ()  # GPT-Neo's name: global, local
+    kinds = sorted(set(named) - {"full_attention", "global"})
     require(
         not kinds,
-        f"{name} has layers of type {', '.join(kinds)}: their cache cannot drop the rejected nodes "
-        "of a tree; only full_attention can",
+        f"{name} has layers of type {', '.join(kinds)}: they drop or mix KV entries by row, which a "
+        "tree's rejected and sibling nodes do not allow; only full_attention does",
     )
     require(
         not getattr(model, "_is_stateful", False),

@@ -64,7 +64,8 @@ def _expected(folder: Path, target: HFTarget, tokens: torch.Tensor, features: to
     def norm(name: str, value: torch.Tensor) -> torch.Tensor:
         layer = qwen3.Qwen3RMSNorm(value.shape[-1], eps=1e-6)
         layer.weight.data = weights[name + ".weight"]
-        return layer(value)
+        out: torch.Tensor = layer(value)
+        return out
 
     context = norm("hidden_norm", features @ weights["fc.weight"].T)
     positions = torch.arange(len(context) + 6)[None]

@@ -176,6 +176,15 @@ def test_layout_of_another_prefix_is_refused() -> None:
             ),
             "linear_attention",
         ),
+        (
+            transformers.GPTNeoConfig(
+                hidden_size=32,
+                num_layers=2,
+                num_heads=4,
+                attention_types=[[["global", "local"], 1]],
+            ),
+            "layers of type local",
+        ),
         (transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4), "position_ids|ALiBi"),
     ],
     ids=lambda value: type(value).__name__,
