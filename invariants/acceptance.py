@@ -140,9 +140,10 @@ def emitted(call: Call, _: Sizes) -> Iterator[Violation]:
 def _choices(call: Call, sizes: Sizes, b: int, path: list[int]) -> list[int]:
     """The target's choice at each accepted node; empty where the call has no row for one."""
     assert call.target_ids is not None
+    if sizes.q_lens is None:
+        return []
     rows = [sizes.row_starts[b] + node for node in path]
-    inside = sizes.q_lens is not None and max(rows) < call.target_ids.numel()
-    return call.target_ids[rows].tolist() if inside else []
+    return call.target_ids[rows].tolist() if max(rows) < call.target_ids.numel() else []
 
 
 _SOUND = ("num_accepted", "accepted_end")

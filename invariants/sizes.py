@@ -172,13 +172,21 @@ def tree_rows(call: Call, request: int) -> int | None:
 
 def _prefix_lens(call: Call, batch: int) -> Lens | None:
     """The call's own prefix lengths, else ``kv_indptr``'s, less the tree's rows where it counts them."""
-    if call.prefix_lens is not None and call.prefix_lens.numel() == batch:
-        return [int(n) for n in call.prefix_lens.tolist()]
+    committed = _own_lens(call.prefix_lens, batch)
+    if committed is not None:
+        return committed
     lens = diffs(call.kv_indptr, batch)
     widths = diffs(call.qo_indptr, batch)
     if lens is None or widths is None or not counts_tree(call, lens, widths):
         return lens
     return [length - width for length, width in zip(lens, widths, strict=True)]
+
+
+def _own_lens(lens: Tensor | None, batch: int) -> Lens | None:
+    """What the call says of itself, where that can be lengths."""
+    if lens is None or lens.numel() != batch or bool((lens < 0).any()):
+        return None
+    return [int(n) for n in lens.tolist()]
 
 
 def counts_tree(call: Call, kv_lens: Lens, q_lens: Lens) -> bool:
@@ -214,8 +222,9 @@ def counts_tree(call: Call, kv_lens: Lens, q_lens: Lens) -> bool:
 
 def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     """The widths that the evidence bears out, ``qo_indptr``'s own before any other."""
-    if call.q_lens is not None and call.q_lens.numel() == batch:
-        return [int(n) for n in call.q_lens.tolist()]
+    asked = _own_lens(call.q_lens, batch)
+    if asked is not None:
+        return asked
     own = diffs(call.qo_indptr, batch)
     possible = [
         widths for widths in _candidates(call, batch, prefix_lens, own) if _bears_out(call, widths)
@@ -289,7 +298,7 @@ def _bears_out(call: Call, widths: Lens) -> bool:
 
 def _read_right(call: Call, widths: Lens, prefix_lens: Lens | None) -> int:
     """How many of the mask and the positions, read with these widths, are those of the trees."""
-    if prefix_lens is None:
+    if not prefix_lens:
         return 0
     return _mask_reads(call, widths[0], prefix_lens[0]) + _positions_read(call, widths, prefix_lens)
 
@@ -312,6 +321,8 @@ def _mask_reads(call: Call, width: int, prefix_len: int) -> bool:
 def _positions_read(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
     """Whether every request's positions are where its rows would begin."""
     if call.positions is None or call.depths is None or call.num_nodes is None:
+        return False
+    if not call.depths.shape[0] == call.num_nodes.numel() == len(widths):
         return False
     starts = accumulate(widths, initial=0)
     counts = call.num_nodes.tolist()

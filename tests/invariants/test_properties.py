@@ -110,6 +110,10 @@ def corruptions(draw: st.DrawFn) -> Call:
 
 
 @given(corruptions())
+@example(replace(Call.of(*captured()), num_nodes=torch.tensor([13, 13, 13, 13])))
+@example(replace(whole_round(), q_lens=torch.tensor([-7, -7])))
+@example(replace(whole_round(), qo_indptr=None, q_lens=None, num_rows=None, target_ids=None))
+@example(replace(Call.of(*captured()), parents=torch.zeros(2, 17, dtype=torch.int32)))
 def test_no_corruption_crashes_the_checker(call: Call) -> None:
     """The checker answers for any numbers whatever, and its messages can be read."""
     made = report(call)
