@@ -56,11 +56,13 @@ def _print(report: "Report", file: Path) -> None:
         console.print()
     console.print(Text.assemble(("held: ", "green"), ", ".join(report.held) or "none"))
     for name, why in report.not_checked.items():
-        console.print(Text(f"not checked: {name} ({why})", "bright_black"))
+        console.print(Text(f"not checked: {name} ({why})", "bright_black"), soft_wrap=True)
     names = dict.fromkeys(violation.invariant for violation in report.broken)
     verdict = f"BROKEN: {', '.join(names)}" if names else "nothing is broken"
     counts = f"{len(report.held)} held, {len(names)} broken, {len(report.not_checked)} not checked"
-    console.print(Text(f"{file}: {verdict} ({counts})", "bold red" if names else "bold green"))
+    console.print(
+        Text(f"{file}: {verdict} ({counts})", "bold red" if names else "bold green"), soft_wrap=True
+    )
 
 
 def _plain(violation: "InvariantViolation") -> dict[str, Any]:

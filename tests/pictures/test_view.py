@@ -42,7 +42,7 @@ def test_a_wrong_bit_is_marked_both_ways() -> None:
     call = known_call()
     allowed = call.mask.allowed.view(5, 7).clone()
     allowed[1, 2], allowed[1, 4], allowed[4, 2] = False, True, True
-    cells = view(replace(call, mask=FlatMask(allowed.flatten()))).cells()
+    cells = cells_of(view(replace(call, mask=FlatMask(allowed.flatten()))))
     assert cells[1, 2] == Cell.WRONGLY_HIDDEN
     assert cells[1, 4] == Cell.WRONGLY_SEEN
     assert cells[4, 2] == Cell.TREE

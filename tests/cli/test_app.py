@@ -1,0 +1,134 @@
+"""The command itself: help, version, speed, and errors that leave it as one message."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+VERBS = ("generate", "demo", "check", "dump", "show")
+
+
+def command(*args: object, **env: str) -> "subprocess.CompletedProcess[str]":
+    """The real command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "ddtree", *map(str, args)],
+        capture_output=True, text=True, check=False, encoding="utf-8", env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def test_version(run: Run) -> None:
+    """The installed version, and success."""
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"ddtree {version('ddtree')}\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_teaches_by_examples(run: Run, verb: str) -> None:
+    """Every verb's help shows how it is called."""
+    result = run(verb, "--help")
+    assert result.exit_code == 0
+    assert "Examples" in result.stdout
+    assert f"ddtree {verb}" in result.stdout.split("Examples")[1]
+
+
+def test_help_lists_the_verbs(run: Run) -> None:
+    """All five are told."""
+    listed = run("--help").stdout
+    assert all(verb in listed for verb in VERBS)
+
+
+def test_help_loads_neither_torch_nor_matplotlib() -> None:
+    """So it answers at once."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from ddtree.cli.app import app\n"
+        "assert CliRunner().invoke(app, ['generate', '--help']).exit_code == 0\n"
+        "print([m for m in ('torch', 'transformers', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+BAD = {
+    "budget below 0": (("generate", "x", "--budget", "-1"), "-1; it must be at least 0"),
+    "topk 0": (("generate", "x", "--topk", "0"), "0 is neither 'all' nor a whole number"),
+    "topk word": (("show", "--topk", "few"), "few is neither 'all' nor a whole number"),
+    "block size 0": (("generate", "x", "--block-size", "0"), "0; it must be at least 1"),
+    "temperature below 0": (
+        ("generate", "x", "--temperature", "-1"),
+        "-1.0; it must be at least 0",
+    ),
+    "temperature NaN": (("generate", "x", "--temperature", "nan"), "nan; it must be at least 0"),
+    "top-p above 1": (("generate", "x", "--temperature", "1", "--top-p", "1.5"), "1.5 is not in"),
+    "top-k without sampling": (("generate", "x", "--top-k", "3"), "does not sample"),
+    "no new tokens": (("generate", "x", "--max-new-tokens", "0"), "0; it must be at least 1"),
+    "unknown target": (("generate", "x", "--target", "/no/such"), "'/no/such': no such file"),
+    "unknown draft": (("generate", "x", "--draft", "no-such"), "'no-such' is neither 'ngram' nor"),
+    "prefix below 0": (("dump", "x.npz", "--prefix", "-1"), "-1; it must be at least 0"),
+    "unknown fault": (
+        ("dump", "x.npz", "--fault", "bad=1"),
+        "'bad=1' is unknown; there are: width",
+    ),
+    "fault width 0": (("dump", "x.npz", "--fault", "width=0"), "width needs a width from 1 on"),
+    "fault width word": (("dump", "x.npz", "--fault", "qo_indptr=a"), "qo_indptr needs a width"),
+    "two sources": (("dump", "x.npz", "--prefix", "5", "--prompt", "x"), "two different calls"),
+    "dump suffix": (("dump", "x.txt"), "x.txt must end in one of .safetensors, .npz"),
+    "dump folder": (("dump", "no/such/x.npz"), "there is no folder"),
+    "check no file": (("check", "no-such.npz"), "there is no file no-such.npz"),
+    "check suffix": (("check", "no-such.pt"), "'.pt'; a captured call is one of"),
+    "show no file": (("show", "no-such.npz"), "there is no file no-such.npz"),
+    "show request": (("show", "--request", "2"), "--request is 2, the call has 1"),
+    "demo length": (("demo", "--max-new-tokens", "1"), "1; it must be at least 8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2, the number and what is allowed on stderr, nothing on stdout, no file."""
+    monkeypatch.chdir(tmp_path)
+    args, said = BAD[name]
+    result = run(*args)
+    assert result.exit_code == 2
+    # the usage errors are framed: read them without frame and line breaks
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("args", [("demo", "--out"), ("show", "--out")])
+def test_an_out_folder_that_cannot_be_written_is_told_first(
+    run: Run, tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    """Before any work, with the reason and the next step."""
+    (tmp_path / "file").write_text("in the way")
+    result = run(*args, tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "cannot write into" in result.stderr
+    assert "--out" in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_real_command_leaves_bad_input_without_a_traceback() -> None:
+    """What holds in this process holds in a shell."""
+    done = command("check", "no-such.safetensors")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no file no-such.safetensors")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_narrow_plain_ascii_output() -> None:
+    """No colour, 30 columns, no Unicode: still a tree and a mask, and no escape codes."""
+    done = command("show", "--budget", "3", COLUMNS="30", NO_COLOR="1", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "\x1b" not in done.stdout
+    assert "#####|#..." in done.stdout
+    assert "|- 1" in done.stdout

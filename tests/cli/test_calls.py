@@ -1,0 +1,180 @@
+"""``dump``, ``check`` and ``show`` on captured calls, made up and live."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddtree.cli.app import app
+from ddtree.invariants import load
+from tests.cli.conftest import Run
+
+
+def dumped(run: Run, file: Path, *args: object) -> Path:
+    """Write a call and return where."""
+    result = run("dump", file, *args)
+    assert result.exit_code == 0, result.stderr
+    return file
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_a_sound_call_is_held(run: Run, tmp_path: Path, suffix: str) -> None:
+    """Nothing is broken, what is missing is listed, and the exit code is 0."""
+    file = dumped(run, tmp_path / f"call.{suffix}", "--prefix", 5, "--budget", 16)
+    result = run("check", file)
+    assert result.exit_code == 0
+    assert "nothing is broken" in result.stdout
+    assert "mask_len" in result.stdout
+    assert "not checked: packed_len (no packed)" in result.stdout
+
+
+def test_the_founding_bug_is_named_with_its_numbers(run: Run, tmp_path: Path) -> None:
+    """Prefix 5, q_len 17, width 8: mask length, 374, 104 and the width."""
+    args = ("--prefix", 5, "--budget", 16, "--fault", "width=8")
+    result = run("check", dumped(run, tmp_path / "call.safetensors", *args))
+    assert result.exit_code == 1
+    assert "mask_len is broken in request 0: expected 374, found 104" in result.stdout
+    assert "width 8; this call's q_len is 17" in result.stdout
+
+
+def test_the_founding_bug_in_a_batch(run: Run, tmp_path: Path) -> None:
+    """Prefixes 5 and 3: the mask has 714 entries, mask_indptr ends at 192."""
+    args = ("--prefix", 5, "--prefix", 3, "--fault", "width=8", "--json")
+    result = run("dump", tmp_path / "call.npz", *args)
+    told = json.loads(result.stdout)
+    assert (told["mask_entries"], told["mask_indptr_end"]) == (714, 192)
+    assert run("check", tmp_path / "call.npz").exit_code == 1
+
+
+FAULTS = {
+    "width=8": "mask_len",
+    "qo_indptr=8": "qo_indptr",
+    "mask_indptr=8": "mask_len",
+    "max_q_len=8": "max_q_len",
+    "mask=inverted": "visibility",
+    "padding=visible": "padding_invisible",
+    "positions=row": "positions",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_caught_and_named(run: Run, tmp_path: Path, fault: str) -> None:
+    """A fault put in by dump is what check names, in JSON too."""
+    # topk 1 leaves padding and is a chain, where rows and depths agree: positions need branches
+    topk = "all" if fault == "positions=row" else "1"
+    file = dumped(run, tmp_path / "call.npz", "--topk", topk, "--fault", fault)
+    result = run("check", file, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert told["ok"] is False
+    assert FAULTS[fault] in {one["invariant"] for one in told["broken"]}
+
+
+def test_the_width_of_budget_7_is_right_by_chance(run: Run, tmp_path: Path) -> None:
+    """q_len is 8, so the configured 8 changes nothing and nothing is broken."""
+    file = dumped(run, tmp_path / "call.npz", "--budget", 7, "--fault", "width=8")
+    assert run("check", file).exit_code == 0
+
+
+def test_a_seed_repeats(run: Run, tmp_path: Path) -> None:
+    """The same options give the same file, another seed another."""
+    first = dumped(run, tmp_path / "a.safetensors", "--seed", 3).read_bytes()
+    assert dumped(run, tmp_path / "b.safetensors", "--seed", 3).read_bytes() == first
+    assert dumped(run, tmp_path / "c.safetensors", "--seed", 4).read_bytes() != first
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_a_truncated_file_is_refused(run: Run, tmp_path: Path, suffix: str) -> None:
+    """Exit code 2 and one message, from check and from show."""
+    file = dumped(run, tmp_path / f"call.{suffix}")
+    file.write_bytes(file.read_bytes()[:-40])
+    for verb in ("check", "show"):
+        result = run(verb, file)
+        assert result.exit_code == 2
+        assert str(file) in result.stderr
+        assert result.stdout == ""
+
+
+def test_a_file_of_pickles_is_not_unpickled(run: Run, tmp_path: Path) -> None:
+    """An object array is refused, not loaded."""
+    np.savez(tmp_path / "call.npz", qo_indptr=np.array([{}], dtype=object))
+    result = run("check", tmp_path / "call.npz")
+    assert result.exit_code == 2
+    assert "no .npz file of plain arrays" in result.stderr
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_name(run: Run, tmp_path: Path) -> None:
+    """A misspelt field would otherwise be silently unchecked."""
+    np.savez(tmp_path / "call.npz", qo_indptrs=np.array([0, 17]))
+    result = run("check", tmp_path / "call.npz")
+    assert result.exit_code == 2
+    assert "did you mean 'qo_indptr'?" in result.stderr
+
+
+def test_a_failed_dump_leaves_the_old_file(run: Run, tmp_path: Path) -> None:
+    """Bad options do not cost what was there."""
+    file = dumped(run, tmp_path / "call.npz")
+    before = file.read_bytes()
+    assert run("dump", file, "--fault", "nothing").exit_code == 2
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_live_call_is_dumped_checked_and_shown(
+    run: Run, tmp_path: Path, tiny_folder: Path
+) -> None:
+    """The second verify call of a real generation: sound, and its prefix is the prompt and more."""
+    source = ("--prompt", "a b c a b c a b", "--target", tiny_folder, "--round", 2)
+    file = dumped(run, tmp_path / "live.safetensors", *source, "--budget", 7)
+    assert run("check", file).exit_code == 0
+    call = load(file)
+    assert call.kv_indptr is not None
+    assert int(call.kv_indptr[-1]) > 8
+    shown = json.loads(run("show", *source, "--budget", 7, "--json").stdout)
+    assert set(shown["tokens"]) <= set("abcdefghijklmnopqrstuvwxyz0123456789")
+    assert call.parents is not None
+    assert shown["parents"] == call.parents[0, : shown["num_nodes"]].tolist()
+
+
+def test_a_round_that_never_comes_is_told(run: Run, tmp_path: Path, tiny_folder: Path) -> None:
+    """The context is full before round 200."""
+    source = ("--prompt", "a b c", "--target", tiny_folder, "--round", 200)
+    result = run("dump", tmp_path / "live.npz", *source)
+    assert result.exit_code == 2
+    assert "--round is 200" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_draws_both_files(run: Run, tmp_path: Path) -> None:
+    """PNG and SVG, named after the call, and the text on stdout."""
+    file = dumped(run, tmp_path / "call.npz", "--fault", "width=8")
+    result = run("show", file, "--out", tmp_path / "new" / "pictures")
+    assert result.exit_code == 0
+    assert "mask_len is broken" in result.stdout
+    assert "no query row" in result.stdout
+    written = sorted(path.name for path in (tmp_path / "new" / "pictures").iterdir())
+    assert written == ["call.png", "call.svg"]
+
+
+def test_show_json_is_json_alone(run: Run) -> None:
+    """Tree, mask and violation, and infinities as null."""
+    told = json.loads(run("show", "--topk", 1, "--json").stdout)
+    assert (told["q_len"], told["num_nodes"], told["violation"]) == (17, 8, "")
+    assert told["parents"] == [-1, 0, 1, 2, 3, 4, 5, 6]
+    assert np.array(told["visible"]).shape == (17, 22)
+
+
+def test_show_needs_a_mask(run: Run, tmp_path: Path) -> None:
+    """What is missing is named."""
+    np.savez(tmp_path / "call.npz", qo_indptr=np.array([0, 17]))
+    result = run("show", tmp_path / "call.npz")
+    assert result.exit_code == 2
+    assert "lacks kv_indptr, mask_indptr, custom_mask" in result.stderr
+
+
+def test_the_verbs_are_the_five() -> None:
+    """A verb joins the app by being listed there."""
+    assert [command.callback.__name__ for command in app.registered_commands if command.callback] == [
+        "generate", "demo", "check", "dump", "show",
+    ]  # fmt: skip

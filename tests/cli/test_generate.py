@@ -1,0 +1,119 @@
+"""``ddtree generate`` with a small real model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree import decoding
+from ddtree.cli.generate import Streamer, histogram
+from ddtree.cli.models import load_pair
+from ddtree.decoding import Comparison, Generation
+from tests.cli.conftest import Run
+
+PROMPT = "a b c d a b c d a b"
+
+
+def test_text_statistics_and_equality(run: Run, tiny_folder: Path) -> None:
+    """The text, tokens a round, the histogram, and that plain decoding gives the same."""
+    result = run("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 24)
+    assert result.exit_code == 0, result.stderr
+    assert "24 tokens in" in result.stdout
+    assert "compared with plain decoding: equal, token for token" in result.stdout
+    assert "█" in result.stdout
+    assert "loading the target" in result.stderr
+
+
+def test_json_is_json_alone_and_adds_up(run: Run, tiny_folder: Path) -> None:
+    """Rounds, histogram and tokens agree with each other."""
+    args = (PROMPT, "--target", tiny_folder, "--max-new-tokens", 24, "--debug", "--json")
+    told = json.loads(run("generate", *args).stdout)
+    assert told["compared"]["equal"] is True
+    assert len(told["token_ids"]) == 24
+    assert 1 + sum(len(one["new_token_ids"]) for one in told["rounds"]) == 24
+    assert sum(told["acceptance_histogram"].values()) == told["verify_passes"]
+    assert told["verify_passes"] == len(told["rounds"]) < 23
+
+
+def test_sampling_repeats_and_says_why_it_is_not_compared(run: Run, tiny_folder: Path) -> None:
+    """One seed, one text; the report says why there is no comparison."""
+    args = (PROMPT, "--target", tiny_folder, "--temperature", 0.8, "--top-k", 5, "--json")
+    first, second = (json.loads(run("generate", *args, "--seed", 1).stdout) for _ in range(2))
+    other = json.loads(run("generate", *args, "--seed", 2).stdout)
+    assert first["token_ids"] == second["token_ids"] != other["token_ids"]
+    assert first["compared"] is None
+    assert "sampled text" in first["why_not_compared"]
+
+
+def test_no_compare(run: Run, tiny_folder: Path) -> None:
+    """The baseline is left out, and that is said."""
+    args = (PROMPT, "--target", tiny_folder, "--max-new-tokens", 4, "--no-compare")
+    assert "no: not asked for (--no-compare)" in run("generate", *args).stdout
+
+
+def test_chat_without_a_template_is_refused(run: Run, tiny_folder: Path) -> None:
+    """The next step is named."""
+    result = run("generate", PROMPT, "--target", tiny_folder, "--chat")
+    assert result.exit_code == 2
+    assert "no chat template" in result.stderr
+    assert "--raw" in result.stderr
+
+
+def test_an_empty_prompt_is_refused(run: Run, tiny_folder: Path) -> None:
+    """A model cannot start from nothing."""
+    result = run("generate", "", "--target", tiny_folder)
+    assert result.exit_code == 2
+    assert "the prompt is empty" in result.stderr
+
+
+def test_more_tokens_than_the_context_are_refused(run: Run, tiny_folder: Path) -> None:
+    """Both numbers are given, and no text is begun."""
+    result = run("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 1000)
+    assert result.exit_code == 2
+    assert "10 prompt tokens and 1000 new ones make 1010" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("is_tie", "code"), [(True, 0), (False, 1)])
+def test_a_text_that_differs_is_told(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, is_tie: bool, code: int
+) -> None:
+    """A tie is reported with its margins and passes; another difference fails."""
+    monkeypatch.setattr(
+        decoding, "compare", lambda *_: Comparison(False, 3, 1, 2, 1e-5, 2e-5, is_tie)
+    )
+    result = run("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 4)
+    assert result.exit_code == code
+    assert ("tie below float error" if is_tie else "DIFFERENT") in result.stdout
+    assert "1e-05 and 2e-05" in result.stdout
+
+
+def test_the_stream_holds_back_half_a_character(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes of one character may come as several tokens: it is printed when it is whole."""
+
+    class Bytes:
+        def text(self, token_ids: list[int]) -> str:
+            return bytes(token_ids).decode(errors="replace")
+
+    pair: Any = Bytes()
+    stream = Streamer(pair, quiet=False)
+    a, b, c = "é!".encode()
+    stream([a])
+    assert capsys.readouterr().out == ""
+    stream([b])
+    assert capsys.readouterr().out == "é"
+    stream([c])
+    stream.end()
+    assert capsys.readouterr().out == "!\n"
+
+
+def test_bars_are_in_proportion(tiny_folder: Path) -> None:
+    """The most frequent count fills the bar; the counts are those of the rounds."""
+    pair = load_pair(str(tiny_folder), "ngram", 8)
+    found: Generation = decoding.generate(
+        pair.target, pair.drafter, pair.encode(PROMPT, None), budget=16, max_new_tokens=24
+    )
+    lines = histogram(found)
+    assert max(line.count("█") for line in lines) == 40
+    assert [int(line.split()[2]) for line in lines] == list(found.acceptance_histogram.values())
