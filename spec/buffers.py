@@ -94,25 +94,41 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
     batch = layout.qo_indptr.numel() - 1
     prefix_lens = layout.kv_indptr.diff()
     longest = int(prefix_lens.max()) if batch else 0
-    require(batch <= buffers.max_batch, f"batch is {batch}; the buffers were made for {buffers.max_batch}")
-    require(layout.max_q_len <= buffers.max_q_len, f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: size them by the largest budget + 1")
-    require(longest <= buffers.max_context, f"the longest prefix is {longest}; the buffers were made for {buffers.max_context}")
+    require(
+        batch <= buffers.max_batch,
+        f"batch is {batch}; the buffers were made for {buffers.max_batch}",
+    )
+    require(
+        layout.max_q_len <= buffers.max_q_len,
+        f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: size them by the largest budget + 1",
+    )
+    require(
+        longest <= buffers.max_context,
+        f"the longest prefix is {longest}; the buffers were made for {buffers.max_context}",
+    )
     rows = int(layout.qo_indptr[-1])
     tokens = [tree.token_ids[b, :q_len] for b, q_len in enumerate(layout.qo_indptr.diff().tolist())]
 
-    into = buffers.layout
-    _write(into.qo_indptr, layout.qo_indptr, int(layout.qo_indptr[-1]))
-    _write(into.kv_indptr, layout.kv_indptr, int(layout.kv_indptr[-1]))
-    _write(into.kv_indices, layout.kv_indices[: int(layout.kv_indptr[-1])], 0)
-    _write(into.mask_indptr, layout.mask_indptr, int(layout.mask_indptr[-1]))
-    _write(into.positions, layout.positions[:rows], 0)
-    _write(into.out_cache_loc, layout.out_cache_loc[:rows], buffers.pad_slot)
-    _write(buffers.token_ids, torch.cat(tokens), 0)
-    _write(buffers.mask.allowed, mask.allowed[: int(layout.mask_indptr[-1])], 0)
-
-
-def _write(buffer: Tensor, content: Tensor, tail: int) -> None:
-    """Write ``content`` to the front of ``buffer`` and ``tail`` to the rest."""
-    require(content.numel() <= buffer.numel(), f"{content.numel()} entries do not fit a buffer of {buffer.numel()}")
-    buffer[: content.numel()] = content
-    buffer[content.numel() :] = tail
+    into, bits = buffers.layout, int(layout.mask_indptr[-1])
+    writes = [  # buffer, its front, what the tail holds
+        (into.qo_indptr, layout.qo_indptr, rows),
+        (into.kv_indptr, layout.kv_indptr, int(layout.kv_indptr[-1])),
+        (into.kv_indices, layout.kv_indices[: int(layout.kv_indptr[-1])], 0),
+        (into.mask_indptr, layout.mask_indptr, bits),
+        (into.positions, layout.positions[:rows], 0),
+        (into.out_cache_loc, layout.out_cache_loc[:rows], buffers.pad_slot),
+        (buffers.token_ids, torch.cat(tokens), 0),
+        (buffers.mask.allowed, mask.allowed[:bits], 0),
+    ]
+    for (
+        buffer,
+        front,
+        _,
+    ) in writes:  # a layout whose max_q_len is not its own passes the checks above
+        require(
+            front.numel() <= buffer.numel(),
+            f"{front.numel()} entries do not fit a buffer of {buffer.numel()}",
+        )
+    for buffer, front, tail in writes:
+        buffer[: front.numel()] = front
+        buffer[front.numel() :] = tail

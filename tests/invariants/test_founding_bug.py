@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddtree.invariants import Call, InvariantViolation, check, debug, dump, load, report, violations
-from ddtree.spec import FlatMask, Horizon, VerifyBuffers, accept_greedy
+from ddtree.spec import FlatMask, Horizon, InputError, VerifyBuffers, accept_greedy
 from ddtree.spec.index import mask_len, q_len_of
 from tests.invariants.calls import configured_width, indptr, verify
 
@@ -224,3 +224,12 @@ def test_buffers_sized_by_the_configured_width() -> None:
     assert "max_q_len" in {violation.invariant for violation in found}
     with pytest.raises(InvariantViolation):
         check(tree, captured, mask)
+
+
+def test_a_width_that_does_not_fit_the_buffers_writes_nothing() -> None:
+    """A call whose max_q_len is the configured width, but not its rows, leaves buffers of that width alone."""
+    tree, layout, mask = verify([5, 3], 16, 4)
+    small = VerifyBuffers(2, WIDTH, 20)
+    with pytest.raises(InputError, match="34 entries do not fit a buffer of 16"):
+        small.fill(tree, configured_width(layout, WIDTH, ("max_q_len",)), mask)
+    assert int(small.layout.qo_indptr.sum()) == 0
