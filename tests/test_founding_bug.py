@@ -10,7 +10,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as hs
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import tree_mask
 from ddtree.spec.round import verify_round
 from ddtree.spec.tree import build_tree
+from tests.trees import tree_of
 
 CONFIGURED = 8
 """The block size, which the engine took for the width."""
@@ -121,9 +122,10 @@ def is_garbled(wrong: Pass, right: Pass) -> bool:
     return found is None or not torch.allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def broken(held: Pass) -> set[str]:
-    """The invariants that the checker finds broken."""
-    call = Call.of(held.tree, held.layout, held.mask, prefix_lens=held.prefix_lens)
+def broken(held: Pass, q_lens: Tensor | None = None) -> set[str]:
+    """The invariants that the checker finds broken, told the call's own widths or not."""
+    known = {"prefix_lens": held.prefix_lens, "q_lens": q_lens}
+    call = Call.of(held.tree, held.layout, held.mask, **known)
     return {violation.invariant for violation in violations(call)}
 
 
@@ -281,11 +283,24 @@ def test_the_text(budget: int, topk: int, path: str) -> None:
     assert (wrong == expected) == (budget + 1 == CONFIGURED)
 
 
+def ragged_roots() -> st.VerifyCall:
+    """Three roots without prefixes in 1, 1 and 2 rows: width 1 agrees with all but the row count."""
+    tree = tree_of(parents=[[-1, -1]] * 3, tokens=[[0, 0]] * 3)
+    lens, q_lens = torch.zeros(3, dtype=torch.int32), torch.tensor([1, 1, 2], dtype=torch.int32)
+    slots = st.SlotTable(torch.arange(6).reshape(3, 2), 1, 6)
+    return st.VerifyCall(tree, lens, slots, q_lens, plan_verify(tree, lens, slots.table, q_lens))
+
+
 @given(st.verify_calls(max_q_len=18), hs.integers(1, 20), hs.sampled_from(SUBSETS))
+@example(ragged_roots(), 1, ("qo_indptr", "mask_indptr"))
 def test_any_width_that_is_not_the_calls_own(
     call: st.VerifyCall, width: int, fields: tuple[str, ...]
 ) -> None:
-    """For every tree, prefix and raggedness, a width from elsewhere breaks the field's invariant."""
+    """For every tree, prefix and raggedness it is caught, and named by each field that is wrong.
+
+    To name each field of a ragged batch the checker has to be told the widths, since nothing else
+    in the call holds them all.
+    """
     mask = tree_mask(call.tree, call.layout, "flat")
     right = Pass(call.tree, call.layout, mask, call.prefix_lens)
     assert broken(right) == set()
@@ -300,6 +315,5 @@ def test_any_width_that_is_not_the_calls_own(
             else q_lens != [width] * len(q_lens)
         )
     }
-    assert changed <= broken(wrong)
-    if not changed:
-        assert broken(wrong) == set()
+    assert bool(broken(wrong)) == bool(changed)
+    assert changed <= broken(wrong, call.layout.qo_indptr.diff())
