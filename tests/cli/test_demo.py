@@ -10,6 +10,7 @@ import pytest
 from ddtree.cli import story
 from ddtree.cli.models import Pair, load_pair
 from ddtree.decoding import Choices
+from tests.decoding.tiny import VOCAB
 
 
 def test_the_whole_story(tmp_path: Path) -> None:
@@ -68,5 +69,6 @@ def test_another_text_than_the_right_one_is_not_told(pair: Pair) -> None:
     told = story.Story(pair, 8)
     expected = told.expected()
     assert told.equality(expected)[0].outcomes[1].compared is not None
-    wrong = Choices(expected.token_ids[::-1], expected.margins, expected.runner_up_ids)
+    last = (expected.token_ids[-1] + 1) % VOCAB
+    wrong = Choices((*expected.token_ids[:-1], last), expected.margins, expected.runner_up_ids)
     assert not told.equality(wrong)[0].ok
