@@ -66,13 +66,13 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version.")
     ] = False,
 ) -> None:
-    """Draft-tree speculative decoding (DDTree): generate with it, see it, check any engine's calls.
+    """Draft-tree speculative decoding (DDTree): see it, and check any engine.
 
     \b
     Start with
-      ddtree demo                          the whole story on real text, under three minutes
-      ddtree generate "Once upon a time"   text, tokens a round, and proof of equality
-      ddtree check call.safetensors        is this engine's verify call sound?
+      ddtree demo                         the whole story on real text
+      ddtree generate "Once upon a time"  text, tokens a round, equality
+      ddtree check call.safetensors       is this verify call sound?
     """
 
 

@@ -17,17 +17,19 @@ def check(
     file: Annotated[Path, typer.Argument(help="A captured call: .safetensors or .npz.")],
     as_json: Json = False,
 ) -> None:
-    """Check one captured verify call of any engine: which invariants hold, which are broken.
+    """Check one captured verify call of any engine: what holds, what is broken.
 
-    The file's tensors bear the engines' own names: qo_indptr, kv_indptr, kv_indices, mask_indptr,
-    custom_mask, positions, max_q_len and what else is known. What is missing is not checked, and is
-    listed. Exit code: 0 nothing is broken, 1 something is, 2 the file cannot be read.
+    The file's tensors bear the engines' own names: qo_indptr, kv_indptr,
+    kv_indices, mask_indptr, custom_mask, positions, max_q_len and what else
+    is known. What is missing is not checked, and is listed.
+
+    Exit code: 0 nothing is broken, 1 something is, 2 the file cannot be read.
 
     \b
     Examples
       ddtree check call.safetensors
       ddtree check call.npz --json
-      ddtree dump call.safetensors --prefix 5 --budget 16 --fault width=8 && ddtree check call.safetensors
+      ddtree dump bad.npz --fault width=8 && ddtree check bad.npz
     """
     from ddtree.invariants import load
     from ddtree.invariants import report as checked

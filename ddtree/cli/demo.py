@@ -42,9 +42,11 @@ def demo(
 ) -> None:
     """Tell the story on real text: right, garbled, caught, invisible, drawn.
 
-    Draft trees give a model's own text in fewer passes. One width taken from configuration garbles
-    it. Debug mode stops that at the first call. With budget 7 nobody would notice. Each part checks
-    itself; exit code 1 if one does not come out as told. Runs SmolLM2-135M on the CPU, offline.
+    Draft trees give a model's own text in fewer passes. One width taken from
+    configuration garbles it. Debug mode stops that at the first call. With
+    budget 7 nobody would notice. Runs SmolLM2-135M on the CPU, offline.
+
+    Each part checks itself; exit code 1 if one does not come out as told.
 
     \b
     Examples

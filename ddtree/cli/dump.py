@@ -39,16 +39,16 @@ def dump(
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:
-    """Write a captured call: one verify pass's metadata, for [bold]ddtree check[/bold] and [bold]show[/bold].
+    """Write a captured call, one verify pass's metadata, for check and show.
 
     Without --prompt the call is made up from --seed and needs no model.
 
     \b
     Examples
       ddtree dump call.safetensors --prefix 5 --budget 16
-      ddtree dump call.safetensors --prefix 5 --budget 16 --fault width=8   (the founding bug)
+      ddtree dump call.safetensors --prefix 5 --budget 16 --fault width=8
       ddtree dump batch.npz --prefix 5 --prefix 3 --topk 4
-      ddtree dump live.safetensors --prompt "1, 2, 3, 1, 2," --raw --round 3
+      ddtree dump live.npz --prompt "1, 2, 3, 1, 2," --raw --round 3
     """
     from ddtree.cli.source import Wanted
     from ddtree.invariants import Call

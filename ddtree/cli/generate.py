@@ -64,15 +64,17 @@ def generate(
 ) -> None:
     """Generate text by draft trees: the target's own text, several tokens a pass.
 
-    Streams the text, then tells tokens a round, how many nodes were accepted how often, and whether
-    plain decoding, one token a pass, gives the same text. Exit code 1 if it does not.
+    Streams the text, then tells tokens a round, how many nodes were accepted
+    how often, and whether plain decoding, one token a pass, gives the same
+    text. Exit code 1 if it does not.
 
     \b
     Examples
       ddtree generate "Name three rivers in Europe."
       ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
-      ddtree generate "Hello" --target ./my-model --draft ./my-dflash --debug
+      ddtree generate "Hello" --target ./my-model --draft ./my-dflash
+      ddtree generate "Hello" --debug
     """
     kept = topk_of(topk)
     if top_p is not None and not 0 < top_p <= 1:

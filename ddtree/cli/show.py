@@ -55,10 +55,10 @@ def show(
 
     \b
     Examples
-      ddtree show                                   a made-up tree of 16 nodes
+      ddtree show                              a made-up tree of 16 nodes
       ddtree show call.safetensors --out pictures/
-      ddtree show --prefix 5 --fault width=8        the founding bug, as the kernel saw it
-      ddtree show --prompt "def f(a, b): return a" --raw --budget 64 --out pictures/
+      ddtree show --prefix 5 --fault width=8   as the kernel saw it
+      ddtree show --prompt "a, b, c, a, b," --raw --budget 64 --out pictures/
     """
     if out is not None:
         need("plots", "matplotlib")

@@ -7,7 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
+from ddtree.cli.output import need, write_whole
 from tests.cli.conftest import Run
 
 VERBS = ("generate", "demo", "check", "dump", "show")
@@ -132,3 +134,25 @@ def test_narrow_plain_ascii_output() -> None:
     assert "\x1b" not in done.stdout
     assert "#####|#..." in done.stdout
     assert "|- 1" in done.stdout
+
+
+def test_a_missing_extra_is_named_with_its_install_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The modules that lack, and exactly what installs them."""
+    with pytest.raises(typer.Exit) as left:
+        need("plots", "math", "no_such_module")
+    assert left.value.exit_code == 2
+    said = capsys.readouterr().err
+    assert "this needs no_such_module" in said
+    assert 'pip install "ddtree[plots]"' in said
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
+    """A target that cannot be replaced leaves no temporary file behind."""
+    write_whole(tmp_path / "good", b"all of it")
+    assert (tmp_path / "good").read_bytes() == b"all of it"
+    (tmp_path / "folder" / "in the way").mkdir(parents=True)
+    with pytest.raises(typer.Exit):
+        write_whole(tmp_path / "folder", b"data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "good"]

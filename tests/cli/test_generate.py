@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ddtree import decoding
 from ddtree.cli.generate import Streamer, histogram
 from ddtree.cli.models import load_pair
 from ddtree.decoding import Comparison, Generation
+from ddtree.decoding.dflash_config import DFlashConfig
+from ddtree.decoding.dflash_model import DFlashModel
 from tests.cli.conftest import Run
+from tests.decoding.test_dflash import CONFIG
 
 PROMPT = "a b c d a b c d a b"
 
@@ -117,3 +122,34 @@ def test_bars_are_in_proportion(tiny_folder: Path) -> None:
     lines = histogram(found)
     assert max(line.count("█") for line in lines) == 40
     assert [int(line.split()[2]) for line in lines] == list(found.acceptance_histogram.values())
+
+
+@pytest.fixture
+def dflash_folder(tmp_path: Path) -> Path:
+    """A DFlash checkpoint with random weights for the small target; block size 6."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    torch.manual_seed(0)
+    model = DFlashModel(DFlashConfig.from_json(tmp_path / "config.json"))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_dflash_checkpoint_drafts(run: Run, tiny_folder: Path, dflash_folder: Path) -> None:
+    """Its own block size bounds the depth, and the text equals plain decoding."""
+    args = (PROMPT, "--target", tiny_folder, "--draft", dflash_folder, "--max-new-tokens", 12)
+    told = json.loads(run("generate", *args, "--json").stdout)
+    assert told["compared"]["equal"] is True
+    assert max(one["num_accepted"] for one in told["rounds"]) <= 6
+
+
+def test_another_block_size_than_the_checkpoints_is_refused(
+    run: Run, tiny_folder: Path, dflash_folder: Path
+) -> None:
+    """Both numbers, and what to do."""
+    args = (PROMPT, "--target", tiny_folder, "--draft", dflash_folder, "--block-size", 8)
+    result = run("generate", *args)
+    assert result.exit_code == 2
+    assert "--block-size is 8, the checkpoint was trained with 6" in result.stderr
+    assert "leave --block-size out" in result.stderr
