@@ -100,7 +100,10 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
     )
     require(
         layout.max_q_len <= buffers.max_q_len,
-        f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: size them by the largest budget + 1",
+        (
+            f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: "
+            "size them by the largest budget + 1"
+        ),
     )
     require(
         longest <= buffers.max_context,

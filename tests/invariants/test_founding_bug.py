@@ -227,7 +227,7 @@ def test_buffers_sized_by_the_configured_width() -> None:
 
 
 def test_a_width_that_does_not_fit_the_buffers_writes_nothing() -> None:
-    """A call whose max_q_len is the configured width, but not its rows, leaves buffers of that width alone."""
+    """A call whose max_q_len alone is the configured width leaves buffers of that width alone."""
     tree, layout, mask = verify([5, 3], 16, 4)
     small = VerifyBuffers(2, WIDTH, 20)
     with pytest.raises(InputError, match="34 entries do not fit a buffer of 16"):
