@@ -49,9 +49,9 @@ lint: $(STAMP) ## ruff, import directions, mypy --strict
 pyright: $(STAMP) ## the second type checker (needs Node.js)
 	$(BIN)/pyright
 
-bench: $(STAMP) ## equality with plain decoding on two prompts (all: bench/equality.py)
+bench: $(STAMP) ## equality with plain decoding on one prompt (all: bench/equality.py)
 	@mkdir -p out && rm -f out/equality.json
-	$(BIN)/python bench/equality.py --prompts 2 --tokens 16 --out out/equality.json
+	$(BIN)/python bench/equality.py --prompts 1 --tokens 16 --out out/equality.json
 
 format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 	$(BIN)/ruff format .
