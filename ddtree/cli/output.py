@@ -47,7 +47,7 @@ def fail(message: str, next_step: str = "", code: int = BAD_INPUT) -> NoReturn:
 
 def print_json(report: dict[str, Any]) -> None:
     """Print one JSON object, and nothing else, on stdout; numbers that JSON lacks become null."""
-    sys.stdout.write(json.dumps(_plain(report), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(_plain(report), indent=2) + "\n")  # ASCII: no terminal alters it
 
 
 def need(extra: str, *modules: str) -> None:

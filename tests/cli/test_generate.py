@@ -1,6 +1,7 @@
 """``ddtree generate`` with a small real model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ddtree import decoding
+from ddtree.cli import models
 from ddtree.cli.generate import Streamer, histogram
 from ddtree.cli.models import load_pair
 from ddtree.decoding import Comparison, Generation
@@ -153,3 +155,18 @@ def test_another_block_size_than_the_checkpoints_is_refused(
     assert result.exit_code == 2
     assert "--block-size is 8, the checkpoint was trained with 6" in result.stderr
     assert "leave --block-size out" in result.stderr
+
+
+def test_debug_stops_the_founding_bug(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target with the bug: exit code 1, the invariant and the cause on stderr, no traceback."""
+    good = load_pair(str(tiny_folder), "ngram", 8, "reference")
+    target: Any = decoding.FoundingBug(good.target)
+    monkeypatch.setattr(models, "load_pair", lambda *_: replace(good, target=target))
+    result = run("generate", PROMPT, "--target", tiny_folder, "--debug", "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "error: mask_len is broken in request 0" in result.stderr
+    assert "width 8; this call's q_len is 17" in result.stderr
+    assert "Traceback" not in result.stderr
