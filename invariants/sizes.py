@@ -244,6 +244,10 @@ def _candidates(
         return
     total = total_rows(call)
     by_mask = _by_segments(call, batch, prefix_lens)
+    if own is not None and prefix_lens is not None:
+        written = _by_written(call, own, prefix_lens)
+        if written is not None:
+            yield written
     if own is not None and own == by_mask and total is None:
         by_length = _by_length(call, Sizes(batch, own, prefix_lens))
         if by_length is not None:
@@ -266,6 +270,39 @@ def _by_length(call: Call, claimed: Sizes) -> Lens | None:
     length = call.custom_mask.numel()
     width = uniform_width(length, claimed.prefix_lens)
     return None if width is None or length == claimed.mask_starts[-1] else [width] * claimed.batch
+
+
+def _by_written(call: Call, own: Lens, prefix_lens: Lens) -> Lens | None:
+    """The width, alike in all requests, that fixed buffers' mask was written with.
+
+    Every row sees itself, so the last True entry ends the mask that was written. It counts only where
+    the mask makes sense with that width and makes none with the claimed ones.
+    """
+    if not call.is_captured or call.custom_mask is None:
+        return None
+    written = call.custom_mask.nonzero()
+    width = uniform_width(int(written[-1]) + 1 if written.numel() else 0, prefix_lens)
+    if width is None:
+        return None
+    widths = [width] * len(prefix_lens)
+    sound = _mask_sound(call.custom_mask, widths, prefix_lens)
+    return widths if sound and not _mask_sound(call.custom_mask, own, prefix_lens) else None
+
+
+def _mask_sound(mask: Tensor, widths: Lens, prefix_lens: Lens) -> bool:
+    """Whether every row, read with these widths, sees its prefix, itself and no later row."""
+    start = 0
+    for width, prefix_len in zip(widths, prefix_lens, strict=True):
+        length = index.mask_len(prefix_len, width)
+        rows = mask[start : start + length].bool()
+        if rows.numel() < length or width < 0:
+            return False
+        seen = rows.reshape(width, index.kv_len(prefix_len, width))
+        tree = seen[:, prefix_len:]
+        if not seen[:, :prefix_len].all() or not tree.diagonal().all() or tree.triu(1).any():
+            return False
+        start += length
+    return True
 
 
 def _by_segments(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:

@@ -36,9 +36,15 @@ def accept_greedy(
     """
     batch = tree.token_ids.shape[0]
     require(horizon >= 0, f"horizon is {horizon}; the least is 0, a tree of the root alone")
-    require(layout.qo_indptr.numel() > batch, f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}")
+    require(
+        layout.qo_indptr.numel() > batch,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+    )
     rows = int(layout.qo_indptr[batch])
-    require(target_ids.ndim == 1 and target_ids.numel() >= rows, f"target_ids has shape {list(target_ids.shape)}; the layout has {rows} query rows")
+    require(
+        target_ids.ndim == 1 and target_ids.numel() >= rows,
+        f"target_ids has shape {list(target_ids.shape)}; the layout has {rows} query rows",
+    )
     nodes = torch.full((batch, horizon + 1), -1, dtype=torch.int32)
     num_accepted = torch.zeros(batch, dtype=torch.int32)
     bonus = torch.zeros(batch, dtype=torch.int64)
@@ -52,7 +58,10 @@ def accept_greedy(
             tree.token_ids[b, :num_nodes].tolist(),
             target_ids[start : start + num_nodes].tolist(),
         )
-        require(len(path) <= horizon + 1, f"request {b} accepts a path of depth {len(path) - 1}; horizon is {horizon}")
+        require(
+            len(path) <= horizon + 1,
+            f"request {b} accepts a path of depth {len(path) - 1}; horizon is {horizon}",
+        )
         nodes[b, : len(path)] = torch.tensor(path, dtype=torch.int32)
         num_accepted[b] = len(path)
         bonus[b] = choice
@@ -97,8 +106,14 @@ def accept_sampled(
             that define no distribution.
     """
     rows = int(layout.qo_indptr[-1])
-    require(target_logits.ndim == 2 and target_logits.shape[0] >= rows, f"target_logits has shape {list(target_logits.shape)}; the layout has {rows} query rows")
-    require(uniforms.ndim == 1 and uniforms.numel() >= rows, f"uniforms has shape {list(uniforms.shape)}; the layout has {rows} query rows")
+    require(
+        target_logits.ndim == 2 and target_logits.shape[0] >= rows,
+        f"target_logits has shape {list(target_logits.shape)}; the layout has {rows} query rows",
+    )
+    require(
+        uniforms.ndim == 1 and uniforms.numel() >= rows,
+        f"uniforms has shape {list(uniforms.shape)}; the layout has {rows} query rows",
+    )
     probs = target_distribution(target_logits[:rows], temperature, top_k, top_p)
     return accept_greedy(tree, sample(probs, uniforms[:rows]), layout, horizon)
 

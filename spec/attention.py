@@ -71,22 +71,34 @@ def verify_attention(
     for b in range(layout.qo_indptr.numel() - 1):
         prefix_len, q_len = request_lens(layout, b)
         start, kv_start = int(layout.qo_indptr[b]), int(layout.kv_indptr[b])
-        require(start + q_len <= num_rows, f"qo_indptr gives request {b} rows {start} to {start + q_len}; query has {num_rows}")
-        require(kv_start + prefix_len <= layout.kv_indices.numel(), f"kv_indptr gives request {b} entries {kv_start} to {kv_start + prefix_len}; kv_indices has {layout.kv_indices.numel()}")
+        require(
+            start + q_len <= num_rows,
+            f"qo_indptr gives request {b} rows {start} to {start + q_len}; query has {num_rows}",
+        )
+        require(
+            kv_start + prefix_len <= layout.kv_indices.numel(),
+            f"kv_indptr gives request {b} entries {kv_start} to {kv_start + prefix_len}; kv_indices has {layout.kv_indices.numel()}",
+        )
         rows = slice(start, start + q_len)
         slots = layout.kv_indices[kv_start : kv_start + prefix_len]
         _require_slots(b, slots, key_pool.shape[0])
         queries = query[rows].to(compute_dtype)
         # [kv, q_heads, head_dim]
         keys = torch.cat([key_pool[slots], key[rows]]).to(compute_dtype).repeat_interleave(group, 1)
-        values = torch.cat([value_pool[slots], value[rows]]).to(compute_dtype).repeat_interleave(group, 1)
+        values = (
+            torch.cat([value_pool[slots], value[rows]])
+            .to(compute_dtype)
+            .repeat_interleave(group, 1)
+        )
 
         scores = torch.einsum("qhd,khd->hqk", queries, keys) * factor
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         seen = read_mask(mask, layout, b)
         if window is not None:
-            key_positions = torch.cat([torch.arange(prefix_len, device=query.device), layout.positions[rows]])
+            key_positions = torch.cat(
+                [torch.arange(prefix_len, device=query.device), layout.positions[rows]]
+            )
             seen = seen & (key_positions >= window_start(layout.positions[rows], window)[:, None])
         scores = scores.masked_fill(~seen, -torch.inf)
         denominator = torch.logsumexp(scores, dim=-1)  # [q_heads, q_len]
@@ -102,23 +114,54 @@ def verify_attention(
 
 
 def _require_shapes(
-    query: Tensor, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    sinks: Tensor | None,
 ) -> None:
     """Refuse heads and head dims that do not fit together."""
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("key_pool", key_pool), ("value_pool", value_pool)):
-        require(tensor.ndim == 3, f"{name} has shape {list(tensor.shape)}; expected [rows, heads, head_dim]")
-        require(tensor.shape[2] == query.shape[2], f"{name} has head_dim {tensor.shape[2]}, query {query.shape[2]}")
+    for name, tensor in (
+        ("query", query),
+        ("key", key),
+        ("value", value),
+        ("key_pool", key_pool),
+        ("value_pool", value_pool),
+    ):
+        require(
+            tensor.ndim == 3,
+            f"{name} has shape {list(tensor.shape)}; expected [rows, heads, head_dim]",
+        )
+        require(
+            tensor.shape[2] == query.shape[2],
+            f"{name} has head_dim {tensor.shape[2]}, query {query.shape[2]}",
+        )
     require(key.shape == value.shape, f"key has shape {list(key.shape)}, value {list(value.shape)}")
-    require(key_pool.shape == value_pool.shape, f"key_pool has shape {list(key_pool.shape)}, value_pool {list(value_pool.shape)}")
+    require(
+        key_pool.shape == value_pool.shape,
+        f"key_pool has shape {list(key_pool.shape)}, value_pool {list(value_pool.shape)}",
+    )
     require(key.shape[0] == query.shape[0], f"key has {key.shape[0]} rows, query {query.shape[0]}")
     q_heads, kv_heads = query.shape[1], key.shape[1]
-    require(kv_heads == key_pool.shape[1], f"key has {kv_heads} KV heads, key_pool {key_pool.shape[1]}")
-    require(kv_heads >= 1 and q_heads % kv_heads == 0, f"{q_heads} query heads do not divide into {kv_heads} KV heads")
-    require(sinks is None or sinks.shape == (q_heads,), f"sinks has shape {list(sinks.shape) if sinks is not None else None}; expected [{q_heads}]")
+    require(
+        kv_heads == key_pool.shape[1], f"key has {kv_heads} KV heads, key_pool {key_pool.shape[1]}"
+    )
+    require(
+        kv_heads >= 1 and q_heads % kv_heads == 0,
+        f"{q_heads} query heads do not divide into {kv_heads} KV heads",
+    )
+    require(
+        sinks is None or sinks.shape == (q_heads,),
+        f"sinks has shape {list(sinks.shape) if sinks is not None else None}; expected [{q_heads}]",
+    )
 
 
 def _require_slots(b: int, slots: Tensor, num_slots: int) -> None:
     """Refuse a slot outside the pool."""
     outside = slots[(slots < 0) | (slots >= num_slots)]
     if outside.numel():
-        require(False, f"kv_indices of request {b} holds slot {int(outside[0])}; the pool has {num_slots} slots")
+        require(
+            False,
+            f"kv_indices of request {b} holds slot {int(outside[0])}; the pool has {num_slots} slots",
+        )

@@ -39,9 +39,17 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
     """
     batch, width = acceptance.nodes.shape
     require(kv.page_size >= 1, f"page_size is {kv.page_size}; the least is 1")
-    require(len(kv.keys) == len(kv.values), f"{len(kv.keys)} key pools, {len(kv.values)} value pools")
-    require(kv.slot_table.shape[0] >= batch, f"slot_table has {kv.slot_table.shape[0]} requests, the acceptance {batch}")
-    require(layout.qo_indptr.numel() > batch, f"the layout has {layout.qo_indptr.numel() - 1} requests, the acceptance {batch}")
+    require(
+        len(kv.keys) == len(kv.values), f"{len(kv.keys)} key pools, {len(kv.values)} value pools"
+    )
+    require(
+        kv.slot_table.shape[0] >= batch,
+        f"slot_table has {kv.slot_table.shape[0]} requests, the acceptance {batch}",
+    )
+    require(
+        layout.qo_indptr.numel() > batch,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the acceptance {batch}",
+    )
     paths = [_path(kv, layout, acceptance, b) for b in range(batch)]
 
     prefix_lens = torch.zeros(batch, dtype=torch.int32)
@@ -68,17 +76,32 @@ def _path(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance, b: int) -> 
     """Return request b's accepted rows, refusing what cannot be committed."""
     count = int(acceptance.num_accepted[b])
     prefix_len, q_len = request_lens(layout, b)
-    require(1 <= count <= acceptance.nodes.shape[1], f"num_accepted[{b}] is {count}; it counts the root, and nodes has room for {acceptance.nodes.shape[1]}")
+    require(
+        1 <= count <= acceptance.nodes.shape[1],
+        f"num_accepted[{b}] is {count}; it counts the root, and nodes has room for {acceptance.nodes.shape[1]}",
+    )
     path = [int(node) for node in acceptance.nodes[b, :count]]
     ascending = all(above < below for above, below in zip(path, path[1:], strict=False))
-    require(path[0] == 0 and ascending and path[-1] < q_len, f"nodes[{b}] is {path}; a path starts at the root, ascends and stays below q_len {q_len}")
-    require(kv_len(prefix_len, q_len) <= kv.slot_table.shape[1], f"request {b} has {kv_len(prefix_len, q_len)} entries; slot_table has room for {kv.slot_table.shape[1]}")
+    require(
+        path[0] == 0 and ascending and path[-1] < q_len,
+        f"nodes[{b}] is {path}; a path starts at the root, ascends and stays below q_len {q_len}",
+    )
+    require(
+        kv_len(prefix_len, q_len) <= kv.slot_table.shape[1],
+        f"request {b} has {kv_len(prefix_len, q_len)} entries; slot_table has room for {kv.slot_table.shape[1]}",
+    )
     start = int(layout.qo_indptr[b])
     planned = layout.out_cache_loc[start : start + q_len]
     reserved = kv.slot_table[b, prefix_len : kv_len(prefix_len, q_len)]
-    require(torch.equal(planned, reserved), f"out_cache_loc of request {b} is {_brief(planned)}; slot_table reserves {_brief(reserved)}: the tree was laid out with another table, or was committed already")
+    require(
+        torch.equal(planned, reserved),
+        f"out_cache_loc of request {b} is {_brief(planned)}; slot_table reserves {_brief(reserved)}: the tree was laid out with another table, or was committed already",
+    )
     num_slots = min((pool.shape[0] for pool in (*kv.keys, *kv.values)), default=None)
-    require(num_slots is None or int(reserved.max()) < num_slots, f"slot_table[{b}] holds slot {int(reserved.max())}; a pool has {num_slots} slots")
+    require(
+        num_slots is None or int(reserved.max()) < num_slots,
+        f"slot_table[{b}] holds slot {int(reserved.max())}; a pool has {num_slots} slots",
+    )
     return path
 
 

@@ -41,9 +41,18 @@ def plan_verify(
     """
     batch, rows = tree.token_ids.shape
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
-    require(prefix_lens.shape == (batch,), f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests")
-    require(slot_table.ndim == 2 and slot_table.shape[0] == batch, f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]")
-    require(q_lens is None or q_lens.shape == (batch,), f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has {batch} requests")
+    require(
+        prefix_lens.shape == (batch,),
+        f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests",
+    )
+    require(
+        slot_table.ndim == 2 and slot_table.shape[0] == batch,
+        f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]",
+    )
+    require(
+        q_lens is None or q_lens.shape == (batch,),
+        f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has {batch} requests",
+    )
     prefixes = [int(n) for n in prefix_lens]
     widths = [rows] * batch if q_lens is None else [int(n) for n in q_lens]
     for b, (prefix_len, q_len) in enumerate(zip(prefixes, widths, strict=True)):
@@ -55,10 +64,16 @@ def plan_verify(
         qo_indptr=_indptr("qo_indptr", widths, torch.int32, device),
         kv_indptr=_indptr("kv_indptr", prefixes, torch.int32, device),
         kv_indices=torch.cat([slot_table[b, :p] for b, (p, _) in enumerate(requests)]),
-        mask_indptr=_indptr("mask_indptr", [mask_len(p, q) for p, q in requests], torch.int64, device),
+        mask_indptr=_indptr(
+            "mask_indptr", [mask_len(p, q) for p, q in requests], torch.int64, device
+        ),
         max_q_len=max(widths, default=0),
-        positions=torch.cat([position(p, tree.depths[b, :q].long()) for b, (p, q) in enumerate(requests)]),
-        out_cache_loc=torch.cat([slot_table[b, p : kv_len(p, q)] for b, (p, q) in enumerate(requests)]),
+        positions=torch.cat(
+            [position(p, tree.depths[b, :q].long()) for b, (p, q) in enumerate(requests)]
+        ),
+        out_cache_loc=torch.cat(
+            [slot_table[b, p : kv_len(p, q)] for b, (p, q) in enumerate(requests)]
+        ),
     )
 
 
@@ -67,15 +82,27 @@ def _require_request(
 ) -> None:
     """Refuse lengths of one request that cannot be laid out."""
     require(prefix_len >= 0, f"prefix_lens[{b}] is {prefix_len}; the least is 0")
-    require(num_nodes <= q_len <= rows, f"q_lens[{b}] is {q_len}; it must be from num_nodes = {num_nodes} to the tree's {rows} rows")
+    require(
+        num_nodes <= q_len <= rows,
+        f"q_lens[{b}] is {q_len}; it must be from num_nodes = {num_nodes} to the tree's {rows} rows",
+    )
     context = slot_table.shape[1]
-    require(kv_len(prefix_len, q_len) <= context, f"request {b} needs prefix_len + q_len = {prefix_len} + {q_len} = {kv_len(prefix_len, q_len)} entries; slot_table has {context}")
+    require(
+        kv_len(prefix_len, q_len) <= context,
+        f"request {b} needs prefix_len + q_len = {prefix_len} + {q_len} = {kv_len(prefix_len, q_len)} entries; slot_table has {context}",
+    )
     used = slot_table[b, : kv_len(prefix_len, q_len)]
-    require(bool((used >= 0).all()), f"slot_table[{b}] holds slot {int(used.min()) if used.numel() else 0} among the first {used.numel()} entries; slots are at least 0")
+    require(
+        bool((used >= 0).all()),
+        f"slot_table[{b}] holds slot {int(used.min()) if used.numel() else 0} among the first {used.numel()} entries; slots are at least 0",
+    )
 
 
 def _indptr(name: str, lengths: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Offsets ``[B+1]`` of consecutive segments."""
     total = sum(lengths)
-    require(dtype is torch.int64 or fits_int32(total), f"{name} would end at {total}, over int32's 2147483647: split the batch")
+    require(
+        dtype is torch.int64 or fits_int32(total),
+        f"{name} would end at {total}, over int32's 2147483647: split the batch",
+    )
     return torch.tensor([0, *lengths], dtype=torch.int64, device=device).cumsum(0).to(dtype)

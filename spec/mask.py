@@ -63,7 +63,10 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
             a parent that does not come before its child.
     """
     batch, rows = tree.parents.shape
-    require(layout.qo_indptr.numel() == batch + 1, f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}")
+    require(
+        layout.qo_indptr.numel() == batch + 1,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+    )
     matrices = []
     for b in range(batch):
         prefix_len, q_len = request_lens(layout, b)
@@ -113,7 +116,10 @@ def request_lens(layout: VerifyLayout, b: int) -> tuple[int, int]:
 
 def _entry(name: str, indptr: Tensor, i: int) -> int:
     """Entry i of an indptr, refusing one that is too short for the call's requests."""
-    require(i < indptr.numel(), f"{name} has {indptr.numel()} entries; the call's requests need entry {i}")
+    require(
+        i < indptr.numel(),
+        f"{name} has {indptr.numel()} entries; the call's requests need entry {i}",
+    )
     return int(indptr[i])
 
 
@@ -121,7 +127,10 @@ def ancestors_or_self(parents: list[int]) -> Bool[Tensor, "q_len q_len"]:
     """Entry (i, j) says whether j is i or an ancestor of i."""
     seen = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
-        require(-1 <= parent < node, f"node {node} has parent {parent}; a parent comes before its child (-1: none)")
+        require(
+            -1 <= parent < node,
+            f"node {node} has parent {parent}; a parent comes before its child (-1: none)",
+        )
         if parent >= 0:
             seen[node] |= seen[parent]
     return seen
@@ -139,22 +148,39 @@ def read_mask(mask: TreeMask, layout: VerifyLayout, b: int) -> Matrix:
     col = torch.arange(width, device=device)[None, :]
     match mask:
         case FlatMask(allowed):
-            return _gather("flat mask", allowed, mask_offset(_entry("mask_indptr", layout.mask_indptr, b), row, col, prefix_len, q_len))
+            return _gather(
+                "flat mask",
+                allowed,
+                mask_offset(
+                    _entry("mask_indptr", layout.mask_indptr, b), row, col, prefix_len, q_len
+                ),
+            )
         case PackedMask(packed, byte_indptr):
             bit = mask_offset(0, row, col, prefix_len, q_len)
-            byte = _gather("packed mask", packed, packed_byte(_entry("byte_indptr", byte_indptr, b), bit))
+            byte = _gather(
+                "packed mask", packed, packed_byte(_entry("byte_indptr", byte_indptr, b), bit)
+            )
             bits: Tensor = byte >> packed_shift(bit) & 1
             return bits.bool()
         case DenseMask(bias):
-            require(b < bias.shape[0], f"dense mask has {bias.shape[0]} requests; the layout's call has request {b}")
+            require(
+                b < bias.shape[0],
+                f"dense mask has {bias.shape[0]} requests; the layout's call has request {b}",
+            )
             tree_start = bias.shape[3] - bias.shape[2]
             entry = torch.where(col < prefix_len, col, tree_start + col - prefix_len)
-            require(q_len <= bias.shape[2] and prefix_len <= tree_start, f"dense mask has {bias.shape[2]} rows and {tree_start} prefix columns; request {b} needs {q_len} and {prefix_len}")
+            require(
+                q_len <= bias.shape[2] and prefix_len <= tree_start,
+                f"dense mask has {bias.shape[2]} rows and {tree_start} prefix columns; request {b} needs {q_len} and {prefix_len}",
+            )
             return (bias[b, 0] == 0)[row, entry]
         case BitMask(words):
             node = torch.arange(q_len, device=device)
             start = int(layout.qo_indptr[b])
-            require(start + q_len <= words.shape[0] and bit_words(q_len) <= words.shape[1], f"bit mask has shape {list(words.shape)}; request {b} needs rows {start} to {start + q_len} of {bit_words(q_len)} words")
+            require(
+                start + q_len <= words.shape[0] and bit_words(q_len) <= words.shape[1],
+                f"bit mask has shape {list(words.shape)}; request {b} needs rows {start} to {start + q_len} of {bit_words(q_len)} words",
+            )
             tree_part = words[start : start + q_len, bit_word(node)] >> bit_shift(node) & 1
             seen = tree_part.bool()
             return torch.cat([seen.new_ones(q_len, prefix_len), seen], dim=1)
@@ -164,7 +190,9 @@ def _gather(name: str, memory: Tensor, offsets: Tensor) -> Tensor:
     """Read ``memory`` at ``offsets``, refusing an address outside it."""
     first, last = (int(offsets.min()), int(offsets.max())) if offsets.numel() else (0, -1)
     require(first >= 0, f"{name} starts at entry 0; the layout reads entry {first}")
-    require(last < memory.numel(), f"{name} has {memory.numel()} entries; the layout reads entry {last}")
+    require(
+        last < memory.numel(), f"{name} has {memory.numel()} entries; the layout reads entry {last}"
+    )
     return memory[offsets]
 
 
@@ -174,16 +202,29 @@ def _require_size(mask: TreeMask, layout: VerifyLayout) -> None:
     lens = [request_lens(layout, b) for b in range(batch)]
     match mask:
         case FlatMask(allowed):
-            found, expected, what = allowed.numel(), sum(mask_len(p, q) for p, q in lens), "flat mask entries"
-            require(int(layout.mask_indptr[-1]) == expected, f"mask_indptr ends at {int(layout.mask_indptr[-1])}; the sum of q_len * (prefix_len + q_len) is {expected}")
+            found, expected, what = (
+                allowed.numel(),
+                sum(mask_len(p, q) for p, q in lens),
+                "flat mask entries",
+            )
+            require(
+                int(layout.mask_indptr[-1]) == expected,
+                f"mask_indptr ends at {int(layout.mask_indptr[-1])}; the sum of q_len * (prefix_len + q_len) is {expected}",
+            )
         case PackedMask(packed, byte_indptr):
             sizes = [packed_len(mask_len(p, q)) for p, q in lens]
             found, expected, what = packed.numel(), sum(sizes), "packed mask bytes"
-            require(byte_indptr.tolist() == [sum(sizes[:b]) for b in range(batch + 1)], f"byte_indptr is {byte_indptr.tolist()}; the segments have {sizes} bytes")
+            require(
+                byte_indptr.tolist() == [sum(sizes[:b]) for b in range(batch + 1)],
+                f"byte_indptr is {byte_indptr.tolist()}; the segments have {sizes} bytes",
+            )
         case DenseMask(bias):
             rows = max((q for _, q in lens), default=0)
             found, expected, what = bias.shape[0], batch, "dense mask requests"
-            require(bias.shape[2] >= rows, f"dense mask has {bias.shape[2]} rows a request; the largest q_len is {rows}")
+            require(
+                bias.shape[2] >= rows,
+                f"dense mask has {bias.shape[2]} rows a request; the largest q_len is {rows}",
+            )
         case BitMask(words):
             found, expected, what = words.shape[0], int(layout.qo_indptr[-1]), "bit mask rows"
     fits = found >= expected if layout.is_captured else found == expected
@@ -227,20 +268,27 @@ def _write_dense(matrices: list[Matrix], layout: VerifyLayout) -> DenseMask:
     for b, ((prefix_len, q_len), matrix) in enumerate(zip(lens, matrices, strict=True)):
         allowed[b, :q_len, :prefix_len] = matrix[:, :prefix_len]
         allowed[b, :q_len, max_prefix : kv_len(max_prefix, q_len)] = matrix[:, prefix_len:]
-    bias = torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, torch.finfo(torch.float32).min)
+    bias = torch.zeros(allowed.shape, device=device).masked_fill_(
+        ~allowed, torch.finfo(torch.float32).min
+    )
     return DenseMask(bias[:, None])
 
 
 def _write_bits(matrices: list[Matrix], layout: VerifyLayout) -> BitMask:
     num_words = bit_words(max((m.shape[0] for m in matrices), default=0))
     device = layout.qo_indptr.device
-    words = torch.zeros(sum(m.shape[0] for m in matrices), num_words, dtype=torch.int64, device=device)
+    words = torch.zeros(
+        sum(m.shape[0] for m in matrices), num_words, dtype=torch.int64, device=device
+    )
     for b, matrix in enumerate(matrices):
         prefix_len, q_len = request_lens(layout, b)
         hidden = (~matrix[:, :prefix_len]).nonzero()
         if hidden.numel():
             row, col = hidden[0].tolist()
-            require(False, f"row {row} of request {b} does not see prefix entry {col}; the bits form holds tree columns alone and cannot say so")
+            require(
+                False,
+                f"row {row} of request {b} does not see prefix entry {col}; the bits form holds tree columns alone and cannot say so",
+            )
         node = torch.arange(q_len, device=device)
         start = int(layout.qo_indptr[b])
         value = matrix[:, prefix_len:].long() << bit_shift(node)

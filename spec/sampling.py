@@ -45,10 +45,16 @@ def first_argmax(logits: Float[Tensor, "T vocab"]) -> Int64[Tensor, " T"]:
     Raises:
         InputError: a row that is empty, holds NaN or has no finite entry.
     """
-    require(logits.ndim == 2 and logits.shape[1] >= 1, f"logits have shape {list(logits.shape)}; expected [rows, vocab] with a token at least")
+    require(
+        logits.ndim == 2 and logits.shape[1] >= 1,
+        f"logits have shape {list(logits.shape)}; expected [rows, vocab] with a token at least",
+    )
     best = logits.amax(dim=1, keepdim=True)
     lost = ~best.isfinite().flatten()  # amax carries NaN
-    require(not lost.any(), f"logits row {int(lost.int().argmax()) if lost.numel() else 0} has no finite maximum: it holds NaN or +inf, or -inf alone")
+    require(
+        not lost.any(),
+        f"logits row {int(lost.int().argmax()) if lost.numel() else 0} has no finite maximum: it holds NaN or +inf, or -inf alone",
+    )
     ids = torch.arange(logits.shape[1], device=logits.device)
     return torch.where(logits == best, ids, logits.shape[1]).amin(dim=1)
 
@@ -69,14 +75,22 @@ def target_distribution(
         InputError: a negative or not finite temperature, top_k below 1, top_p outside (0, 1], or a
             row without a finite maximum.
     """
-    require(0 <= temperature < float("inf"), f"temperature is {temperature}; it must be finite and at least 0 (0: greedy)")
+    require(
+        0 <= temperature < float("inf"),
+        f"temperature is {temperature}; it must be finite and at least 0 (0: greedy)",
+    )
     require(top_k is None or top_k >= 1, f"top_k is {top_k}; the least is 1 (None: all tokens)")
-    require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)")
+    require(
+        top_p is None or 0 < top_p <= 1,
+        f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)",
+    )
     best = first_argmax(logits)
     if temperature == 0:
         return torch.nn.functional.one_hot(best, logits.shape[1]).double()
     peak = logits.double().gather(1, best[:, None])
-    scaled = (logits.double() - peak) / temperature  # the peak first: a tiny temperature cannot overflow it
+    scaled = (
+        logits.double() - peak
+    ) / temperature  # the peak first: a tiny temperature cannot overflow it
     ranked, order = scaled.sort(dim=1, descending=True, stable=True)
     if top_k is not None:
         ranked[:, top_k:] = -torch.inf
@@ -88,7 +102,9 @@ def target_distribution(
     return torch.zeros_like(probs).scatter_(1, order, probs)
 
 
-def sample(probs: Float64[Tensor, "T vocab"], uniforms: Float64[Tensor, " T"]) -> Int64[Tensor, " T"]:
+def sample(
+    probs: Float64[Tensor, "T vocab"], uniforms: Float64[Tensor, " T"]
+) -> Int64[Tensor, " T"]:
     """Return each row's token by inverting its distribution function.
 
     Token v is chosen where ``sum(probs[:v]) <= u * sum(probs) < sum(probs[:v + 1])``.
@@ -97,16 +113,17 @@ def sample(probs: Float64[Tensor, "T vocab"], uniforms: Float64[Tensor, " T"]) -
         InputError: a uniform outside [0, 1).
     """
     outside = ~((uniforms >= 0) & (uniforms < 1))
-    require(not outside.any(), f"uniforms holds {float(uniforms[outside][0]) if outside.any() else 0.0}; expected numbers in [0, 1)")
+    require(
+        not outside.any(),
+        f"uniforms holds {float(uniforms[outside][0]) if outside.any() else 0.0}; expected numbers in [0, 1)",
+    )
     cdf = probs.cumsum(dim=1)
     ids = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True).flatten()
     last = probs.shape[1] - 1 - first_argmax((probs.flip(1) > 0).double())
     return torch.minimum(ids, last)  # rounding may push u * total onto the total
 
 
-def row_uniforms(
-    sampling: Sampling, layout: VerifyLayout, batch: int
-) -> Float64[Tensor, " T"]:
+def row_uniforms(sampling: Sampling, layout: VerifyLayout, batch: int) -> Float64[Tensor, " T"]:
     """Return the uniform number of each query row: that of its request's seed and its position."""
     rows = []
     for b, seed in enumerate(sampling.seeds(batch)):

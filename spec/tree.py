@@ -51,10 +51,16 @@ def build_tree(
     """
     require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
     require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
-    require(draft_log_probs.ndim == 3, f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]")
+    require(
+        draft_log_probs.ndim == 3,
+        f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]",
+    )
     batch, _, vocab = draft_log_probs.shape
     require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
-    require(root_token_ids.shape == (batch,), f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root for each request of draft_log_probs")
+    require(
+        root_token_ids.shape == (batch,),
+        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root for each request of draft_log_probs",
+    )
     kept = min(budget if topk is None else topk, vocab)
 
     q_len = q_len_of(budget)
@@ -88,7 +94,10 @@ def _require_log_probs(log_probs: Tensor) -> None:
     if bad.any():
         b, depth, token = (int(i) for i in bad.nonzero()[0])
         value = log_probs[b, depth, token].item()
-        require(False, f"draft_log_probs[{b}, {depth}, {token}] is {value}; a log-prob is at most 0 and not NaN (for logits, apply log_softmax first)")
+        require(
+            False,
+            f"draft_log_probs[{b}, {depth}, {token}] is {value}; a log-prob is at most 0 and not NaN (for logits, apply log_softmax first)",
+        )
 
 
 def _ranked(row: Tensor, kept: int) -> Candidates:
@@ -99,14 +108,18 @@ def _ranked(row: Tensor, kept: int) -> Candidates:
     return list(zip(values[:kept].tolist(), ids[order[:kept]].tolist(), strict=True))
 
 
-def _best_first(candidates: list[Candidates], budget: int) -> list[tuple[float, tuple[int, ...], int]]:
+def _best_first(
+    candidates: list[Candidates], budget: int
+) -> list[tuple[float, tuple[int, ...], int]]:
     """Pop the ``budget`` best paths: (score, rank path, parent's row), in order.
 
     A path is pushed once: by its sibling of one rank less, or as first child by its parent. Both
     sort before it, so the heap always holds the best path that is left.
     """
     nodes: list[tuple[float, tuple[int, ...], int]] = []
-    heap: list[tuple[float, tuple[int, ...], int, float]] = []  # (-score, path, parent, parent's score)
+    heap: list[
+        tuple[float, tuple[int, ...], int, float]
+    ] = []  # (-score, path, parent, parent's score)
 
     def push(path: tuple[int, ...], parent: int, parent_score: float) -> None:
         depth, rank = len(path), path[-1]

@@ -233,3 +233,35 @@ def test_a_width_that_does_not_fit_the_buffers_writes_nothing() -> None:
     with pytest.raises(InputError, match="34 entries do not fit a buffer of 16"):
         small.fill(tree, configured_width(layout, WIDTH, ("max_q_len",)), mask)
     assert int(small.layout.qo_indptr.sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "prefixes"), list(product((8, 16, 63), ([5], [5, 3], [4, 9, 2]))), ids=ident
+)
+def test_fixed_buffers_without_the_tree(budget: int, prefixes: list[int]) -> None:
+    """Attention sees the buffers alone: the written mask gives the width away."""
+    tree, layout, mask = verify(prefixes, budget, 4)
+    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(budget), max(prefixes) + 1)
+    buffers.fill(tree, layout, mask)
+    assert violations(Call.of(buffers)) == []
+    bake(buffers, tuple(NAMED), prefixes)
+    first = violations(Call.of(buffers))[0]
+    q_len = q_len_of(budget)
+    assert (first.invariant, first.request) == ("mask_len", 0)
+    assert (first.expected, first.found) == (
+        mask_len(prefixes[0], q_len),
+        mask_len(prefixes[0], WIDTH),
+    )
+    assert first.hint.startswith(f"every segment fits width {WIDTH}; this call's q_len is {q_len}")
+
+
+def test_leftover_of_a_larger_call_is_no_width() -> None:
+    """A mask tail left over from a wider call is named as stale, not blamed on a width."""
+    buffers = VerifyBuffers(1, 17, 6)
+    buffers.fill(*verify([5], 16, 4))
+    leftover = buffers.mask.allowed.clone()
+    tree, layout, mask = verify([5], 7, 4)
+    buffers.fill(tree, layout, mask)
+    live = mask.allowed.numel()
+    buffers.mask.allowed[live:] = leftover[live:]
+    assert [violation.invariant for violation in violations(Call.of(buffers))] == ["stale_tail"]
