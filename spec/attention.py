@@ -77,7 +77,8 @@ def verify_attention(
         )
         require(
             kv_start + prefix_len <= layout.kv_indices.numel(),
-            f"kv_indptr gives request {b} entries {kv_start} to {kv_start + prefix_len}; kv_indices has {layout.kv_indices.numel()}",
+            f"kv_indptr gives request {b} entries {kv_start} to {kv_start + prefix_len}; "
+            f"kv_indices has {layout.kv_indices.numel()}",
         )
         rows = slice(start, start + q_len)
         slots = layout.kv_indices[kv_start : kv_start + prefix_len]

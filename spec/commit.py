@@ -5,6 +5,8 @@ After the pass, entry ``prefix_len + r`` of a request holds tree row r. The acce
 row is at least i and moving in ascending order never reads an entry that was overwritten.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -78,24 +80,27 @@ def _path(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance, b: int) -> 
     prefix_len, q_len = request_lens(layout, b)
     require(
         1 <= count <= acceptance.nodes.shape[1],
-        f"num_accepted[{b}] is {count}; it counts the root, and nodes has room for {acceptance.nodes.shape[1]}",
+        f"num_accepted[{b}] is {count}; it counts the root, and nodes has room for "
+        f"{acceptance.nodes.shape[1]}",
     )
     path = [int(node) for node in acceptance.nodes[b, :count]]
-    ascending = all(above < below for above, below in zip(path, path[1:], strict=False))
+    ascending = all(above < below for above, below in pairwise(path))
     require(
         path[0] == 0 and ascending and path[-1] < q_len,
         f"nodes[{b}] is {path}; a path starts at the root, ascends and stays below q_len {q_len}",
     )
     require(
         kv_len(prefix_len, q_len) <= kv.slot_table.shape[1],
-        f"request {b} has {kv_len(prefix_len, q_len)} entries; slot_table has room for {kv.slot_table.shape[1]}",
+        f"request {b} has {kv_len(prefix_len, q_len)} entries; slot_table has room for "
+        f"{kv.slot_table.shape[1]}",
     )
     start = int(layout.qo_indptr[b])
     planned = layout.out_cache_loc[start : start + q_len]
     reserved = kv.slot_table[b, prefix_len : kv_len(prefix_len, q_len)]
     require(
         torch.equal(planned, reserved),
-        f"out_cache_loc of request {b} is {_brief(planned)}; slot_table reserves {_brief(reserved)}: the tree was laid out with another table, or was committed already",
+        f"out_cache_loc of request {b} is {_brief(planned)}; slot_table reserves "
+        f"{_brief(reserved)}: the tree was laid out with another table, or was committed already",
     )
     num_slots = min((pool.shape[0] for pool in (*kv.keys, *kv.values)), default=None)
     require(

@@ -51,7 +51,8 @@ def plan_verify(
     )
     require(
         q_lens is None or q_lens.shape == (batch,),
-        f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has {batch} requests",
+        f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has "
+        f"{batch} requests",
     )
     prefixes = [int(n) for n in prefix_lens]
     widths = [rows] * batch if q_lens is None else [int(n) for n in q_lens]
@@ -89,12 +90,14 @@ def _require_request(
     context = slot_table.shape[1]
     require(
         kv_len(prefix_len, q_len) <= context,
-        f"request {b} needs prefix_len + q_len = {prefix_len} + {q_len} = {kv_len(prefix_len, q_len)} entries; slot_table has {context}",
+        f"request {b} needs prefix_len + q_len = {prefix_len} + {q_len} = "
+        f"{kv_len(prefix_len, q_len)} entries; slot_table has {context}",
     )
     used = slot_table[b, : kv_len(prefix_len, q_len)]
     require(
         bool((used >= 0).all()),
-        f"slot_table[{b}] holds slot {int(used.min()) if used.numel() else 0} among the first {used.numel()} entries; slots are at least 0",
+        f"slot_table[{b}] holds slot {int(used.min()) if used.numel() else 0} among the first "
+        f"{used.numel()} entries; slots are at least 0",
     )
 
 

@@ -171,7 +171,8 @@ def read_mask(mask: TreeMask, layout: VerifyLayout, b: int) -> Matrix:
             entry = torch.where(col < prefix_len, col, tree_start + col - prefix_len)
             require(
                 q_len <= bias.shape[2] and prefix_len <= tree_start,
-                f"dense mask has {bias.shape[2]} rows and {tree_start} prefix columns; request {b} needs {q_len} and {prefix_len}",
+                f"dense mask has {bias.shape[2]} rows and {tree_start} prefix columns; request "
+                f"{b} needs {q_len} and {prefix_len}",
             )
             return (bias[b, 0] == 0)[row, entry]
         case BitMask(words):
@@ -179,7 +180,8 @@ def read_mask(mask: TreeMask, layout: VerifyLayout, b: int) -> Matrix:
             start = int(layout.qo_indptr[b])
             require(
                 start + q_len <= words.shape[0] and bit_words(q_len) <= words.shape[1],
-                f"bit mask has shape {list(words.shape)}; request {b} needs rows {start} to {start + q_len} of {bit_words(q_len)} words",
+                f"bit mask has shape {list(words.shape)}; request {b} needs rows {start} to "
+                f"{start + q_len} of {bit_words(q_len)} words",
             )
             tree_part = words[start : start + q_len, bit_word(node)] >> bit_shift(node) & 1
             seen = tree_part.bool()
@@ -209,7 +211,8 @@ def _require_size(mask: TreeMask, layout: VerifyLayout) -> None:
             )
             require(
                 int(layout.mask_indptr[-1]) == expected,
-                f"mask_indptr ends at {int(layout.mask_indptr[-1])}; the sum of q_len * (prefix_len + q_len) is {expected}",
+                f"mask_indptr ends at {int(layout.mask_indptr[-1])}; the sum of q_len * "
+                f"(prefix_len + q_len) is {expected}",
             )
         case PackedMask(packed, byte_indptr):
             sizes = [packed_len(mask_len(p, q)) for p, q in lens]
@@ -287,7 +290,8 @@ def _write_bits(matrices: list[Matrix], layout: VerifyLayout) -> BitMask:
             row, col = hidden[0].tolist()
             require(
                 False,
-                f"row {row} of request {b} does not see prefix entry {col}; the bits form holds tree columns alone and cannot say so",
+                f"row {row} of request {b} does not see prefix entry {col}; the bits form "
+                "holds tree columns alone and cannot say so",
             )
         node = torch.arange(q_len, device=device)
         start = int(layout.qo_indptr[b])

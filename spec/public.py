@@ -13,11 +13,12 @@ R = TypeVar("R")
 
 
 class Observer(Protocol):
-    """Runs ``function(*args, **kwargs)``, looking at what goes in and what comes out."""
+    """Sees each public call."""
 
     def __call__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any: ...
+    ) -> Any:
+        """Run ``function(*args, **kwargs)``, looking at what goes in and what comes out."""
 
 
 _observer: Observer | None = None

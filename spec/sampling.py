@@ -53,7 +53,8 @@ def first_argmax(logits: Float[Tensor, "T vocab"]) -> Int64[Tensor, " T"]:
     lost = ~best.isfinite().flatten()  # amax carries NaN
     require(
         not lost.any(),
-        f"logits row {int(lost.int().argmax()) if lost.numel() else 0} has no finite maximum: it holds NaN or +inf, or -inf alone",
+        f"logits row {int(lost.int().argmax()) if lost.numel() else 0} has no finite maximum: "
+        "it holds NaN or +inf, or -inf alone",
     )
     ids = torch.arange(logits.shape[1], device=logits.device)
     return torch.where(logits == best, ids, logits.shape[1]).amin(dim=1)

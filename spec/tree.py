@@ -59,7 +59,8 @@ def build_tree(
     require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
     require(
         root_token_ids.shape == (batch,),
-        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root for each request of draft_log_probs",
+        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root "
+        "for each request of draft_log_probs",
     )
     kept = min(budget if topk is None else topk, vocab)
 
@@ -96,7 +97,8 @@ def _require_log_probs(log_probs: Tensor) -> None:
         value = log_probs[b, depth, token].item()
         require(
             False,
-            f"draft_log_probs[{b}, {depth}, {token}] is {value}; a log-prob is at most 0 and not NaN (for logits, apply log_softmax first)",
+            f"draft_log_probs[{b}, {depth}, {token}] is {value}; a log-prob is at most 0 and "
+            "not NaN (for logits, apply log_softmax first)",
         )
 
 
