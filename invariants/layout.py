@@ -176,12 +176,12 @@ def write_disjoint(call: Call, sizes: Sizes) -> Iterator[Violation]:
     assert call.out_cache_loc is not None and sizes.q_lens is not None
     prefixes = _prefix_slots(call, sizes)
     held = torch.cat(prefixes) if prefixes else torch.empty(0, dtype=torch.int64)
+    slots = call.out_cache_loc[: sizes.row_starts[-1]].long()
+    taken = torch.isin(slots, held)  # of all requests at once: it sorts
     for b, q_len in enumerate(sizes.q_lens):
-        slots = _rows(call.out_cache_loc, sizes, b, q_len)
-        bad = torch.isin(slots, held).nonzero().flatten() if slots is not None else held[:0]
-        if bad.numel() and slots is not None:
-            row = int(bad[0])
-            slot = int(slots[row])
+        start = sizes.row_starts[b]
+        for row in taken[start : start + q_len].nonzero().flatten().tolist()[:1]:
+            slot = int(slots[start + row])
             owner = next(i for i, prefix in enumerate(prefixes) if bool((prefix == slot).any()))
             yield Violation(
                 b,
