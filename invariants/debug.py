@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
-from typing import Any, get_type_hints
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar, cast, get_type_hints, overload
+from weakref import ref
 
 import torch
 from beartype import beartype
 from beartype.door import is_bearable
 from jaxtyping import Shaped, TypeCheckError, jaxtyped
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ddtree.invariants.call import Call
 from ddtree.invariants.checks import check
@@ -30,22 +33,64 @@ from ddtree.spec.errors import InputError
 from ddtree.spec.public import Observer, set_observer
 from ddtree.spec.round import Round
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 VARIABLE = "DDTREE_DEBUG"
-_ON, _OFF = {"1", "on"}, {"", "0", "off"}
+_ON, _OFF = {"1", "on", "true", "yes"}, {"", "0", "off", "false", "no"}
 
 
-@contextmanager
-def debug() -> Iterator[None]:
+class Debugging:
+    """Debug mode for a while: what ``debug()`` makes. One object may be used again, nested too."""
+
+    def __enter__(self) -> None:
+        _enter()
+
+    def __exit__(self, *_: object) -> None:
+        _leave()
+
+    def __call__(self, function: F) -> F:
+        """Turn debug mode on while ``function`` runs; a coroutine or generator runs until its end."""
+        if isasyncgenfunction(function) or isclass(function) or not callable(function):
+            raise TypeError(
+                f"debug cannot decorate {function!r}: it decorates functions, coroutine functions and "
+                "generator functions; for a part of another's body write `with ddtree.debug():`"
+            )
+        run: Any
+        if iscoroutinefunction(function):
+
+            async def run(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+        elif isgeneratorfunction(function):
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return (yield from function(*args, **kwargs))
+        else:
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+        return cast(F, wraps(function)(run))
+
+
+@overload
+def debug() -> Debugging: ...
+@overload
+def debug(function: F, /) -> F: ...
+def debug(function: Any = None, /) -> Any:
     """Turn debug mode on for the whole process, as a context or as a decorator.
 
-    It is off again when the last of nested or concurrent uses ends, however it ends. An observer that was
-    installed before is back then.
+    ``with debug():``, ``@debug()`` and ``@debug`` all work. It is off again when the last of nested or
+    concurrent uses ends, however it ends. An observer that was installed before is back then. A decorated
+    coroutine or generator has it on from its first step to its last, its pauses included: the mode is the
+    process's.
+
+    Raises:
+        TypeError: what is to be decorated is no function, or an async generator function.
     """
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
+    return Debugging() if function is None else Debugging()(function)
 
 
 def is_on() -> bool:
@@ -61,7 +106,9 @@ def wanted(value: str | None) -> bool:
     """
     word = (value or "").strip().lower()
     if word not in _ON | _OFF:
-        raise InputError(f"{VARIABLE} is {value!r}; understood are 1, on, 0 and off")
+        raise InputError(
+            f"{VARIABLE} is {value!r}; understood are 1, on, true, yes, 0, off, false, no"
+        )
     return word in _ON
 
 
@@ -118,6 +165,8 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
             entry = _entry(given)
             _check(entry, f"on entry to {name}")
         result = function(*args, **kwargs)
+        if name == "commit_kv":
+            _remember_commit(given)
         with _guard():
             _check_fields(name, "its result", result)
             _check(_exit(entry, given, result), f"on return from {name}")
@@ -179,6 +228,8 @@ def _entry(given: dict[str, Any]) -> dict[str, Any]:
             known |= {field: value.shape[axis] for field, axis in axes.items()}
     if "slot_table" in known:
         known["slot_table"] = known["slot_table"].clone()  # a commit permutes it in place
+    if isinstance(given.get("kv"), PagedKV):
+        known["commits_before"] = _commits_before(given)
     tree = given.get("tree")
     if (
         "slot_table" in given
@@ -189,6 +240,29 @@ def _entry(given: dict[str, Any]) -> dict[str, Any]:
         batch, rows = tree.token_ids.shape
         known["q_lens"] = torch.full((batch,), rows)  # plan_verify's default: all rows of the tree
     return known
+
+
+_commits: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The last commit to each slot table: the acceptance, its nodes and the prefixes, as they were then."""
+
+
+def _commits_before(given: dict[str, Any]) -> int:
+    """Whether this very acceptance was the last thing committed to this table, on these prefixes.
+
+    A call that reuses its tensors has other prefixes or other nodes in them, so contents count too.
+    """
+    last = _commits.get(given["kv"].slot_table)
+    if last is None or last[0]() is not given["acceptance"]:
+        return 0
+    _, nodes, kv_indptr = last
+    same = torch.equal(nodes, given["acceptance"].nodes)
+    return int(same and torch.equal(kv_indptr, given["layout"].kv_indptr))
+
+
+def _remember_commit(given: dict[str, Any]) -> None:
+    acceptance: contracts.Acceptance = given["acceptance"]
+    snapshot = (ref(acceptance), acceptance.nodes.clone(), given["layout"].kv_indptr.clone())
+    _commits[given["kv"].slot_table] = snapshot
 
 
 _AXES: dict[str, dict[str, int]] = {

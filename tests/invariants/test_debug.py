@@ -1,10 +1,12 @@
 """Debug mode: on it sees every public call, off it is not there."""
 
+import asyncio
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +126,93 @@ def test_a_call_inside_a_call_is_seen() -> None:
     ):
         verify_round(draft, roots, prefixes, target, Budget(12))
     assert "verify_attention" in caught.value.where
+
+
+def test_a_coroutine_runs_in_debug_mode() -> None:
+    """The mode is on from a decorated coroutine's first step to its last, and off after an error too."""
+
+    @debug()
+    async def steps(fail: bool) -> bool:
+        """Read the mode after a pause."""
+        await asyncio.sleep(0)
+        if fail:
+            raise ValueError
+        return is_on()
+
+    assert not is_on()
+    assert asyncio.run(steps(False))
+    assert not is_on()
+    with pytest.raises(ValueError):
+        asyncio.run(steps(True))
+    assert not is_on()
+    assert steps.__name__ == "steps"
+
+
+def test_a_generator_runs_in_debug_mode() -> None:
+    """The mode is on until a decorated generator ends or is closed; what is sent to it arrives."""
+
+    @debug
+    def echo() -> Generator[object, object, bool]:
+        """Yield what was sent."""
+        sent = yield is_on()
+        yield sent
+        return is_on()
+
+    made = echo()
+    assert not is_on()
+    assert next(made) is True
+    assert made.send("word") == "word"
+    with pytest.raises(StopIteration) as ended:
+        next(made)
+    assert ended.value.value is True
+    assert not is_on()
+    closed = echo()
+    next(closed)
+    assert is_on()
+    closed.close()
+    assert not is_on()
+
+
+def test_debug_decorates_without_parentheses() -> None:
+    """A bare decorator does the same, for functions and coroutines."""
+
+    @debug
+    def plain(number: int) -> tuple[int, bool]:
+        return number, is_on()
+
+    @debug
+    async def later() -> bool:
+        return is_on()
+
+    assert plain(3) == (3, True)
+    assert asyncio.run(later())
+    assert not is_on()
+
+
+def test_one_debug_object_may_be_used_again_and_nested() -> None:
+    """One object counts each of its uses."""
+    mode = debug()
+    with mode:
+        with mode:
+            assert is_on()
+        assert is_on()
+        assert mode(is_on)()
+        assert is_on()
+    assert not is_on()
+    with mode:
+        assert is_on()
+    assert not is_on()
+
+
+def test_what_cannot_be_decorated_is_refused() -> None:
+    """An async generator, a class and a value are refused with what to write."""
+
+    async def items() -> AsyncIterator[int]:
+        yield 1
+
+    for wrong in (items, TinyTarget, 5):
+        with pytest.raises(TypeError, match=r"cannot decorate .* write `with ddtree\.debug\(\):`"):
+            debug(wrong)  # type: ignore[type-var]
 
 
 def test_wrong_shape_names_the_argument() -> None:
