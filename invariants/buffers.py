@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
 from ddtree.invariants.invariant import Invariant
+from ddtree.invariants.layout import real_rows
 from ddtree.invariants.sizes import Sizes, room_counts
 from ddtree.invariants.violation import Violation
 
@@ -56,10 +57,9 @@ def stale_tail(call: Call, sizes: Sizes) -> Iterator[Violation]:
                     )
                     break
     rows, entries = sizes.row_starts[-1], sizes.mask_starts[-1]
-    pad = -1 if call.pad_slot is None else call.pad_slot
     inert = (
         ("positions", rows, 0),
-        ("out_cache_loc", rows, pad),
+        ("out_cache_loc", rows, _pad_slot(call, rows)),
         ("input_ids", rows, 0),
         ("custom_mask", entries, 0),
     )
@@ -78,6 +78,35 @@ def stale_tail(call: Call, sizes: Sizes) -> Iterator[Violation]:
                     "call's width is not its own"
                 ),
             )
+    pad = _pad_slot(call, rows)
+    padded = call.out_cache_loc is not None and pad >= 0 and pad in call.out_cache_loc[rows:]
+    if padded and _is_live(call, sizes, pad):
+        yield Violation(
+            None,
+            "a slot of no live entry",
+            pad,
+            f"out_cache_loc[{rows}:] holds slot {pad}, which this call uses: unused rows overwrite it",
+        )
+
+
+def _pad_slot(call: Call, rows: int) -> int:
+    """What unused rows write to; where the call does not say, what the last of them holds."""
+    if call.pad_slot is not None:
+        return call.pad_slot
+    tail = [] if call.out_cache_loc is None else call.out_cache_loc[rows:].tolist()
+    return int(tail[-1]) if tail else -1
+
+
+def _is_live(call: Call, sizes: Sizes, slot: int) -> bool:
+    """Whether a prefix or a row that is surely real holds the slot; padding rows may share the pad slot."""
+    assert call.out_cache_loc is not None and sizes.q_lens is not None
+    live = []
+    if call.kv_indices is not None and call.kv_indptr is not None:
+        live.append(call.kv_indices[: int(call.kv_indptr[sizes.batch])])
+    for b, start in enumerate(sizes.row_starts[:-1]):
+        real = min(sizes.q_lens[b], 1) if call.num_nodes is None else real_rows(call, sizes, b)
+        live.append(call.out_cache_loc[start : start + real])
+    return any(slot in slots for slots in live)
 
 
 BUFFERS = (
@@ -101,7 +130,8 @@ BUFFERS = (
         ),
         (
             "x_indptr[B:] == x_indptr[B], positions[T:] == 0, input_ids[T:] == 0, "
-            "out_cache_loc[T:] == pad_slot, custom_mask[mask_indptr[B]:] == 0"
+            "out_cache_loc[T:] == pad_slot (one slot of no live entry where that is not known), "
+            "custom_mask[mask_indptr[B]:] == 0"
         ),
         ("captured", "q_len"),
         stale_tail,

@@ -4,20 +4,37 @@ Each function states one cause, tests it against every number at hand, and answe
 them agree with it and at least one disagrees with a right call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ddtree.invariants.call import Call
-from ddtree.invariants.sizes import Sizes, counts_tree, diffs, width_of_segment
+from ddtree.invariants.sizes import (
+    Sizes,
+    diffs,
+    prefixes_of_segments,
+    width_attested,
+    width_of_segment,
+    window_of,
+)
 from ddtree.spec import index
+
+
+INVERTED = (
+    "every bit is inverted: True means may attend (an additive mask has 0 there, and a mask of "
+    "what is hidden has True)"
+)
 
 
 def width_elsewhere(call: Call, sizes: Sizes, widths: Sequence[int | None]) -> str:
     """One width explains every segment, and it is not this call's: the founding bug."""
     width = widths[0] if widths and len(set(widths)) == 1 else None
     if width is None or width < 1 or sizes.q_lens is None or set(sizes.q_lens) == {width}:
+        return ""
+    if not width_attested(call, sizes):  # two indptrs disagree, and either may be the wrong one
         return ""
     q_lens = sorted(set(sizes.q_lens))
     of_call = f"q_len is {q_lens[0]}" if len(q_lens) == 1 else f"q_lens are {q_lens}"
@@ -29,39 +46,75 @@ def width_elsewhere(call: Call, sizes: Sizes, widths: Sequence[int | None]) -> s
 def mask_segments(call: Call, sizes: Sizes) -> str:
     """Explain the lengths of ``mask_indptr``'s segments: another width, or another prefix."""
     found = diffs(call.mask_indptr, sizes.batch)
-    if found is None or sizes.prefix_lens is None or sizes.q_lens is None:
+    if not found or sizes.prefix_lens is None or sizes.q_lens is None:
         return ""
     widths = [width_of_segment(s, p) for s, p in zip(found, sizes.prefix_lens, strict=True)]
     width = width_elsewhere(call, sizes, widths)
     seen_elsewhere = call.max_q_len == widths[0] or diffs(call.qo_indptr, sizes.batch) == widths
     if width and seen_elsewhere:
         return width
-    other = _without_tree(found, sizes) or _other_prefix(found, sizes)
-    return "; or: ".join(cause for cause in (width, other) if cause)
+    causes = (width, *_columns(found, sizes), _cumulated(found, sizes), _other_prefix(call, sizes))
+    return "; or: ".join(cause for cause in causes if cause)
 
 
-def _without_tree(found: list[int], sizes: Sizes) -> str:
-    """Rows of the prefix alone."""
-    pairs = zip(sizes.prefix_lens or [], sizes.q_lens or [], strict=True)
-    if found != [q_len * prefix_len for prefix_len, q_len in pairs]:
-        return ""
-    return "every segment is q_len * prefix_len: the tree's own columns were left out"
-
-
-def _other_prefix(found: list[int], sizes: Sizes) -> str:
-    """Right widths over other prefixes than ``kv_indptr``'s: a window's, or those of another time."""
+def _columns(found: list[int], sizes: Sizes) -> list[str]:
+    """Rows with columns left out, or with those of the longest prefix."""
     q_lens, prefix_lens = sizes.q_lens or [], sizes.prefix_lens or []
-    if max(q_lens, default=0) < 2:  # any length divides by a q_len of 1
+    longest = max(prefix_lens, default=0)
+    pairs = list(zip(prefix_lens, q_lens, strict=True))
+    kinds = {
+        "every segment is q_len * prefix_len: the tree's own columns were left out": [
+            q * p for p, q in pairs
+        ],
+        "every segment is q_len * q_len: the prefix's columns were left out": [
+            q * q for _, q in pairs
+        ],
+        "every segment is q_len * (prefix_len + q_len - 1): each row lacks one column": [
+            q * (p + q - 1) for p, q in pairs
+        ],
+        f"every segment has the columns of the longest prefix, {longest}: rows were padded to it": [
+            index.mask_len(longest, q) for q in q_lens
+        ],
+    }
+    right = sizes.mask_lens
+    return [text for text, lens in kinds.items() if found == lens and lens != right]
+
+
+def _cumulated(found: list[int], sizes: Sizes) -> str:
+    """Segments that grow from request to request by the right lengths."""
+    if len(found) < 2 or found != list(accumulate(sizes.mask_lens or [])):
         return ""
-    if any(q < 1 or length % q or length // q < q for length, q in zip(found, q_lens, strict=True)):
+    return "every segment holds those before it too: mask_indptr was cumulated twice"
+
+
+def _other_prefix(call: Call, sizes: Sizes) -> str:
+    """Right widths over prefixes that the call knows from elsewhere: a window's, or another field's."""
+    q_lens, prefix_lens = sizes.q_lens or [], sizes.prefix_lens or []
+    prefixes = prefixes_of_segments(call, q_lens)
+    if prefixes is None or prefixes == prefix_lens:
         return ""
-    prefixes = [length // q - q for length, q in zip(found, q_lens, strict=True)]
-    if prefixes == prefix_lens:
+    fit = f"the segments fit prefix lengths {prefixes}; this call's are {prefix_lens}: "
+    for whole, cut in ((prefixes, prefix_lens), (prefix_lens, prefixes)):
+        window = window_of(whole, cut)
+        if window is not None:
+            return f"{fit}{cut} are {whole} cut to a window of {window}"
+    starts = accumulate(q_lens, initial=0)
+    roots = [] if call.positions is None else call.positions.tolist()
+    rooted = [roots[start] for start, _ in zip(starts, q_lens, strict=False) if start < len(roots)]
+    sources = {"kv_indptr's": diffs(call.kv_indptr, sizes.batch), "the roots' positions": rooted}
+    told = [name for name, lens in sources.items() if lens == prefixes]
+    return f"{fit}{prefixes} are {' and '.join(told)}" if told else ""
+
+
+def indptr_wrapped(indptr: Tensor, b: int, end: int | None) -> str:
+    """A negative int32 offset is the right one less 2^32."""
+    before, found = int(indptr[b]), int(indptr[b + 1])
+    if indptr.dtype is not torch.int32 or before < 0 or found >= 0:
         return ""
-    return (
-        f"the segments fit prefix lengths {prefixes}; this call's are {prefix_lens}: "
-        "the two lengths came from two sources"
-    )
+    meant = found + 2**32
+    if meant != end and not index.fits_int32(meant - before):
+        return ""
+    return f"{found} is {meant} - 2^32: the offset overflowed 32 bits"
 
 
 def row_widths(call: Call, sizes: Sizes) -> str:
@@ -74,26 +127,37 @@ def max_q_len(call: Call, sizes: Sizes) -> str:
     most = max(sizes.q_lens or [], default=0)
     if call.max_q_len is None or call.max_q_len >= most:
         return ""
+    last = most - 1
+    left = f"row {last}" if call.max_q_len == last else f"rows {call.max_q_len} to {last}"
     return (
-        f"a launch for {call.max_q_len} rows leaves out rows {call.max_q_len} to "
-        f"{most - 1} of a request: max_q_len is not of this call"
+        f"a launch for {call.max_q_len} rows leaves out {left} of a request: max_q_len is not of "
+        "this call"
     )
 
 
 def kv_lens(call: Call, sizes: Sizes) -> str:
-    """``kv_indptr`` counts the tree's own entries, as FlashInfer's does."""
-    found = diffs(call.kv_indptr, sizes.batch)
-    if found is None or sizes.q_lens is None or sizes.prefix_lens is None:
+    """``kv_indptr`` counts entries that are not of the prefix, or is cut to a window."""
+    found, prefix_lens = diffs(call.kv_indptr, sizes.batch), sizes.prefix_lens
+    if found is None or prefix_lens is None or found == prefix_lens:
         return ""
-    with_tree = [index.kv_len(p, q) for p, q in zip(sizes.prefix_lens, sizes.q_lens, strict=True)]
-    if found != with_tree or not (
-        call.prefix_lens is not None or counts_tree(call, found, sizes.q_lens)
-    ):
-        return ""
-    return (
-        "every segment is prefix_len + q_len: kv_indptr counts the tree's own entries "
-        "(FlashInfer's convention); here it counts the prefix alone"
-    )
+    q_lens = sizes.q_lens or []
+    if found == [index.kv_len(p, q) for p, q in zip(prefix_lens, q_lens, strict=False)]:
+        return (
+            "every segment is prefix_len + q_len: kv_indptr counts the tree's own entries "
+            "(FlashInfer's convention); here it counts the prefix alone"
+        )
+    window = window_of(prefix_lens, found)
+    causes = [
+        (
+            "every segment is prefix_len + 1: kv_indptr counts the root",
+            [p + 1 for p in prefix_lens],
+        ),
+        ("a prefix of 0 was counted as 1", [max(p, 1) for p in prefix_lens]),
+    ]
+    fit = [text for text, lens in causes if lens == found and len(found) > 1]
+    if window is not None:
+        fit.append(f"the prefixes are cut to a window of {window}")
+    return "; or: ".join(fit)
 
 
 def positions(found: Tensor, prefix_len: int, depths: Tensor) -> str:
@@ -111,37 +175,93 @@ def positions(found: Tensor, prefix_len: int, depths: Tensor) -> str:
     return ""
 
 
-def token_zero_as_padding(call: Call, request: int) -> str:
-    """``num_nodes`` counts the tokens that are not 0, while the parents count more nodes."""
+def nodes_counted(call: Call) -> str:
+    """``num_nodes`` counts something else than the rows that have a parent, and the root."""
     if call.token_ids is None or call.parents is None or call.num_nodes is None:
         return ""
-    counted, tokens = int(call.num_nodes[request]), call.token_ids[request]
-    nodes = 1 + int((call.parents[request, 1:] >= 0).sum())
-    together = bool((call.parents[request, 1:nodes] >= 0).all())
-    nonzero = int((tokens[:nodes] != 0).sum())
-    if not together or counted != nonzero or nodes == nonzero or int(tokens[nodes - 1]) == 0:
+    if call.token_ids.shape != call.parents.shape:
         return ""
+    rows = call.parents.shape[1]
+    nodes = [1 + n for n in (call.parents[:, 1:] >= 0).sum(dim=1).tolist()]
+    real = torch.arange(rows) < torch.tensor(nodes)[:, None]
+    counted = call.num_nodes.tolist()
+    together = torch.equal(call.parents[:, 1:] >= 0, real[:, 1:])
+    if not together or counted == nodes:
+        return ""
+    if counted == [rows] * len(nodes) and _is_padding(call, ~real):
+        return (
+            f"num_nodes is the width of the trees, {rows} rows; the parents are those of {nodes} "
+            "nodes: padding was counted"
+        )
+    nonzero = ((call.token_ids != 0) & real).sum(dim=1).tolist()
+    last_is_zero = any(int(call.token_ids[b, n - 1]) == 0 for b, n in enumerate(nodes))
+    if counted != nonzero or last_is_zero:
+        return ""
+    root = counted == [n - 1 for n in nodes]
     return (
-        f"num_nodes counts the tokens that are not 0 ({nonzero}); {nodes} rows are nodes: "
-        "token 0 is a token"
+        f"num_nodes counts the tokens that are not 0 ({counted}); {nodes} rows are nodes: token 0 "
+        f"is a token{'; or: the root was not counted' if root else ''}"
     )
 
 
-def visibility(found: Tensor, expected: Tensor, prefix: Tensor | None) -> str:
-    """Explain the tree columns of a request's real rows."""
-    nodes = expected.shape[0]
-    if torch.equal(found, ~expected) and (prefix is None or not bool(prefix.any())):
-        return (
-            "every bit is inverted: True means may attend (an additive mask has 0 there, and "
-            "a mask of what is hidden has True)"
-        )
-    if torch.equal(found, expected.T) and nodes > 1:
-        return "the tree's columns are transposed: rows are queries, columns are keys"
-    if torch.equal(found, torch.ones_like(expected).tril()):
-        return "the mask is causal by row: siblings see each other"
-    if bool(found.all()):
-        return "every row sees every node: no tree mask was applied"
+def _is_padding(call: Call, rows: Tensor) -> bool:
+    """Whether depths or scores say that these rows are padding, and the tokens do not deny it."""
+    said = [
+        bool((value[rows] == inert).all())
+        for value, inert in ((call.depths, 0), (call.scores, -torch.inf))
+        if value is not None and value.shape == rows.shape
+    ]
+    tokens = call.token_ids
+    return bool(said) and all(said) and (tokens is None or not bool(tokens[rows].any()))
+
+
+class Columns(NamedTuple):
+    """The tree columns of one request's real rows, as one form of the mask shows them."""
+
+    found: Tensor
+    expected: Tensor
+    prefix: Tensor | None
+    """``[nodes, prefix_len]``; None where the form cannot say."""
+
+
+def visibility(requests: Sequence[Columns]) -> str:
+    """Explain the tree columns of all requests together: one cause, or none is given."""
+    kinds: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+        INVERTED: (torch.logical_not, False),
+        "the tree's columns are transposed: rows are queries, columns are keys": (
+            lambda tree: tree.T,
+            True,
+        ),
+        "the mask is causal by row: siblings see each other": (
+            lambda tree: torch.ones_like(tree).tril(),
+            True,
+        ),
+        "every row sees every node: no tree mask was applied": (torch.ones_like, True),
+    }
+    for text, (made, seen) in kinds.items():
+        if all(
+            torch.equal(found, made(tree)) and (prefix is None or bool((prefix == seen).all()))
+            for found, tree, prefix in requests
+        ):
+            return text
     return ""
+
+
+def bit_order(reversed_requests: Sequence[Columns]) -> str:
+    """The packed bytes are right once their bits are read in the other order."""
+    right = all(
+        torch.equal(found, tree) and (prefix is None or bool(prefix.all()))
+        for found, tree, prefix in reversed_requests
+    )
+    if not reversed_requests or not right:
+        return ""
+    return "every byte holds its bits in the other order: packed bits are LSB first"
+
+
+def reversed_bits(packed: Tensor) -> Tensor:
+    """The packed bytes with their bits in the other order."""
+    spread = (packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return (spread.flip(1) << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8)
 
 
 def packed_columns(found: int, q_len: int, kv_len: int) -> str:
@@ -154,16 +274,16 @@ def packed_columns(found: int, q_len: int, kv_len: int) -> str:
     return f"{found} bytes hold {q_len} rows of {columns} columns; a row has prefix_len + q_len = {kv_len}"
 
 
-def capacity(size: int, room: int, sizes: Sizes) -> str:
-    """Explain a mask buffer that is too small."""
+def capacity(size: int, sizes: Sizes) -> str:
+    """Explain a flat mask that is too small."""
     if sizes.q_lens is None or sizes.prefix_lens is None:
         return ""
     pairs = list(zip(sizes.prefix_lens, sizes.q_lens, strict=True))
     if size == sum(q * p for p, q in pairs):
-        return f"{size} is q_len * prefix_len: the buffer was sized without the tree's own columns"
+        return f"{size} is q_len * prefix_len: it was sized without the tree's own columns"
     short = sum(index.mask_len(p, q) for p, q in pairs) - size
     last = index.mask_len(*pairs[-1]) if pairs else 0
-    if short == last and room == len(pairs) and len(pairs) > 1:
+    if short == last and len(pairs) > 1:
         return (
             f"the missing {short} entries are the segment of request {len(pairs) - 1}: the "
             "mask was made for one request fewer"

@@ -1,6 +1,7 @@
 """Invariants of the layout: who owns which query rows, KV entries and mask entries."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
 from ddtree.invariants.invariant import Invariant
-from ddtree.invariants.sizes import Sizes, diffs, total_rows
+from ddtree.invariants.sizes import Sizes, ancestors, diffs, total_rows, tree_rows
 from ddtree.invariants.violation import Violation
 from ddtree.spec import index
 
@@ -53,19 +54,20 @@ def mask_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
 def mask_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Look at where the segments of the flat mask begin and end."""
     assert call.mask_indptr is not None
-    yield from _indptr("mask_indptr", call.mask_indptr, sizes)
+    yield from _indptr("mask_indptr", call.mask_indptr, sizes, sizes.mask_starts)
     if call.custom_mask is not None and not call.is_captured and call.mask_indptr.numel():
         size, end = call.custom_mask.numel(), int(call.mask_indptr[-1])
         if size != end:
+            hint = diagnosis.capacity(size, sizes) if end == sizes.mask_starts[-1] else ""
             yield Violation(
-                None, size, end, f"mask_indptr[-1] is {end}; custom_mask has {size} entries"
+                None, size, end, f"mask_indptr[-1] is {end}; custom_mask has {size} entries", hint
             )
 
 
 def qo_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare each request's query rows with the rows of the call and of its tree."""
     assert call.qo_indptr is not None
-    yield from _indptr("qo_indptr", call.qo_indptr, sizes)
+    yield from _indptr("qo_indptr", call.qo_indptr, sizes, sizes.row_starts)
     if sizes.q_lens is None:
         return
     hint = diagnosis.row_widths(call, sizes)
@@ -79,12 +81,19 @@ def qo_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
             None, total, end, f"qo_indptr[-1] is {end}; the call has {total} query rows"
         )
     for b, have in enumerate(found):
-        least = 1 if call.num_nodes is None else int(call.num_nodes[b])
+        idle = 0 if call.is_captured else 1  # fixed buffers may hold requests without rows
+        least = idle if call.num_nodes is None else int(call.num_nodes[b])
         most = have if call.token_ids is None else call.token_ids.shape[1]
         if have == sizes.q_lens[b] and not least <= have <= most:
-            yield Violation(
-                b, f"{least} to {most}", have, f"q_len {have} for {least} nodes in {most} rows"
-            )
+            known = call.token_ids is not None
+            expected = f"{least} to {most}" if known and least <= most else f"at least {least}"
+            numbers = f"q_len {have} for {least} nodes{f' in {most} rows' if known else ''}"
+            if have == 0:
+                numbers = (
+                    f"qo_indptr[{b}] == qo_indptr[{b + 1}]: the request has no query rows; one that is "
+                    "verified has its root at least"
+                )
+            yield Violation(b, expected, have, numbers)
 
 
 def max_q_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -105,7 +114,8 @@ def max_q_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
 def kv_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare each request's KV entries with its prefix."""
     assert call.kv_indptr is not None
-    yield from _indptr("kv_indptr", call.kv_indptr, sizes)
+    ends = list(accumulate(sizes.prefix_lens or [], initial=0))
+    yield from _indptr("kv_indptr", call.kv_indptr, sizes, ends)
     found, hint = diffs(call.kv_indptr, sizes.batch) or [], diagnosis.kv_lens(call, sizes)
     for b, (have, want) in enumerate(zip(found, sizes.prefix_lens or found, strict=True)):
         if have != want:
@@ -213,19 +223,13 @@ def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
 
 
 def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
-    """Compare each real row's position with its depth; without depths, the root's with the prefix."""
+    """Compare each real row's position with its depth; without a tree, the root's with the prefix."""
     assert call.positions is not None and sizes.prefix_lens is not None and sizes.q_lens is not None
     for b, prefix_len in enumerate(sizes.prefix_lens):
-        real = real_rows(call, sizes, b) if call.depths is not None else min(1, sizes.q_lens[b])
-        found = _rows(call.positions, sizes, b, real)
+        depths = _depths(call, b)[: real_rows(call, sizes, b)]
+        found = _rows(call.positions, sizes, b, depths.numel())
         if found is None:
             continue
-        depths = (
-            torch.zeros(1, dtype=torch.int64)
-            if call.depths is None
-            else call.depths[b, :real].long()
-        )
-        depths = depths[:real]
         bad = (found[: depths.numel()] != index.position(prefix_len, depths)).nonzero().flatten()
         if bad.numel():
             row = int(bad[0])
@@ -234,6 +238,16 @@ def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
             yield Violation(
                 b, want, int(found[row]), numbers, diagnosis.positions(found, prefix_len, depths)
             )
+
+
+def _depths(call: Call, b: int) -> Tensor:
+    """Depths of a request's rows: the tree's own, else those that the parents give, else the root's."""
+    nodes = tree_rows(call, b)
+    if call.depths is not None:
+        return call.depths[b].long()
+    if call.parents is not None and nodes is not None:
+        return ancestors(call.parents[b, :nodes]).sum(dim=1) - 1
+    return torch.zeros(1, dtype=torch.int64)
 
 
 def input_ids(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -246,8 +260,8 @@ def input_ids(call: Call, sizes: Sizes) -> Iterator[Violation]:
             yield from _differs(b, "input_ids", found, call.token_ids[b, :real], 0)
 
 
-def _indptr(name: str, indptr: Tensor, sizes: Sizes) -> Iterator[Violation]:
-    """Every indptr starts at 0 and never decreases."""
+def _indptr(name: str, indptr: Tensor, sizes: Sizes, right: Sequence[int]) -> Iterator[Violation]:
+    """Every indptr starts at 0 and never decreases; ``right`` are its ends where they are known."""
     if indptr.numel() and int(indptr[0]) != 0:
         yield Violation(None, 0, int(indptr[0]), f"{name}[0]")
     steps = indptr.long().diff()
@@ -258,6 +272,7 @@ def _indptr(name: str, indptr: Tensor, sizes: Sizes) -> Iterator[Violation]:
             f"at least {int(indptr[b])}",
             int(indptr[b + 1]),
             f"{name}[{b + 1}] is less than {name}[{b}]",
+            diagnosis.indptr_wrapped(indptr, b, right[b + 1] if b + 1 < len(right) else None),
         )
 
 

@@ -3,7 +3,8 @@
 A width that comes from configuration is often written into ``qo_indptr``, ``mask_indptr`` and
 ``max_q_len`` alike, and then they agree with one another. What they cannot agree with is the call
 itself: the rows of its query, its positions, its tree, its mask. The widths used here are
-``qo_indptr``'s as long as that evidence bears them out, and the evidence's own where it does not.
+``qo_indptr``'s as long as that evidence bears them out, and the evidence's own where it does not. The
+prefix lengths are ``kv_indptr``'s in the same way.
 """
 
 from collections import Counter
@@ -100,12 +101,19 @@ def batch_of(call: Call) -> int:
 
 
 def _used(call: Call, room: int) -> int:
-    """Requests of fixed buffers up to the last that owns anything; those behind it are unused."""
-    owned = [0]
-    for indptr in (call.qo_indptr, call.kv_indptr, call.mask_indptr, call.byte_indptr):
-        if indptr is not None:
-            owned += (indptr.diff().nonzero().flatten() + 1).tolist()
-    return min(max(owned), room)
+    """Requests of fixed buffers up to the last that has rows; those behind it are unused.
+
+    A prefix alone makes no request, but it decides between fields that disagree.
+    """
+    ends = [_end(t) for t in (call.qo_indptr, call.mask_indptr, call.byte_indptr) if t is not None]
+    prefixes = 0 if call.kv_indptr is None else _end(call.kv_indptr)
+    return min(prefixes if prefixes in ends or not ends else max(ends), room)
+
+
+def _end(indptr: Tensor) -> int:
+    """Requests up to the last with a segment that is not empty."""
+    owned = indptr.diff().nonzero()
+    return int(owned[-1]) + 1 if owned.numel() else 0
 
 
 def row_counts(call: Call) -> dict[str, int]:
@@ -171,15 +179,89 @@ def tree_rows(call: Call, request: int) -> int | None:
 
 
 def _prefix_lens(call: Call, batch: int) -> Lens | None:
-    """The call's own prefix lengths, else ``kv_indptr``'s, less the tree's rows where it counts them."""
+    """The call's own prefix lengths, else ``kv_indptr``'s unless more fields agree on others."""
     committed = _own_lens(call.prefix_lens, batch)
     if committed is not None:
         return committed
-    lens = diffs(call.kv_indptr, batch)
-    widths = diffs(call.qo_indptr, batch)
-    if lens is None or widths is None or not counts_tree(call, lens, widths):
-        return lens
-    return [length - width for length, width in zip(lens, widths, strict=True)]
+    found = diffs(call.kv_indptr, batch)
+    widths = _own_lens(call.q_lens, batch) or diffs(call.qo_indptr, batch)
+    if found is None or not widths or min(widths) < 1:
+        return found
+    for other in (_by_roots(call, widths), prefixes_of_segments(call, widths)):
+        if other is None or other == found or window_of(other, found) is not None:
+            continue
+        if _votes(call, other, found, widths) > 1 + _votes(call, found, found, widths):
+            return other
+    return found
+
+
+def _by_roots(call: Call, widths: Lens) -> Lens | None:
+    """Prefix lengths that the roots' positions tell."""
+    starts = list(accumulate(widths, initial=0))
+    if call.positions is None or starts[-1] > call.positions.numel():
+        return None
+    lens = [int(call.positions[start]) for start in starts[:-1]]
+    return lens if min(lens) >= 0 else None
+
+
+def prefixes_of_segments(call: Call, widths: Lens) -> Lens | None:
+    """Prefix lengths over which rows of these widths fill the segments of ``mask_indptr``."""
+    segments = diffs(call.mask_indptr, len(widths))
+    if segments is None or min(widths, default=0) < 1:
+        return None
+    pairs = list(zip(segments, widths, strict=True))
+    if any(length % q or length // q < q for length, q in pairs):
+        return None
+    return [length // q - q for length, q in pairs]
+
+
+def window_of(whole: Lens, cut: Lens) -> int | None:
+    """The window that cuts every prefix of ``whole`` to ``cut``; None where there is none.
+
+    Two requests at least must speak for it: one short enough to stay, or two cut to one length.
+    """
+    cuts = [(w, c) for w, c in zip(whole, cut, strict=True) if w != c]
+    window = cuts[0][1] if cuts else 0
+    if not cuts or any(min(w, window) != c for w, c in zip(whole, cut, strict=True)):
+        return None
+    return window if len(cuts) < len(whole) or len({w for w, _ in cuts}) > 1 else None
+
+
+def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
+    """Fields that bear these prefix lengths out, ``kv_indptr``'s own ``found`` apart."""
+    segments = [index.mask_len(p, q) for p, q in zip(prefixes, widths, strict=True)]
+    packed = [index.packed_len(bits) for bits in segments]
+    said = (
+        _by_roots(call, widths) == prefixes,
+        diffs(call.mask_indptr, len(widths)) == segments,
+        diffs(call.byte_indptr, len(widths)) == packed,
+        prefixes != found and _slots_are(call, sum(prefixes), sum(found)),
+        prefixes == [kv - q for kv, q in zip(found, widths, strict=True)]
+        and _ends_in_tree(call, widths),
+    )
+    return sum(said)
+
+
+def _slots_are(call: Call, entries: int, claimed: int) -> bool:
+    """Whether an eager call lists just ``entries`` slots, fewer than ``kv_indptr`` claims."""
+    if call.kv_indices is None or call.is_captured:
+        return False
+    return call.kv_indices.numel() == entries < claimed
+
+
+def _ends_in_tree(call: Call, widths: Lens) -> bool:
+    """Whether each request's slots end in those of its tree, as in FlashInfer's convention."""
+    if call.kv_indices is None or call.out_cache_loc is None or call.kv_indptr is None:
+        return False
+    starts = accumulate(widths, initial=0)
+    ends = call.kv_indptr[1 : len(widths) + 1].long().tolist()
+    return all(
+        torch.equal(
+            call.kv_indices[max(end - q, 0) : max(end, 0)].long(),
+            call.out_cache_loc[row : row + q].long(),
+        )
+        for end, row, q in zip(ends, starts, widths, strict=False)
+    )
 
 
 def _own_lens(lens: Tensor | None, batch: int) -> Lens | None:
@@ -189,50 +271,21 @@ def _own_lens(lens: Tensor | None, batch: int) -> Lens | None:
     return [int(n) for n in lens.tolist()]
 
 
-def counts_tree(call: Call, kv_lens: Lens, q_lens: Lens) -> bool:
-    """Whether ``kv_indptr`` counts the tree's own entries too, as FlashInfer's does.
-
-    Two signs are asked for: the roots' positions are those of the shorter prefix, and the mask's
-    segments or the slots themselves (``kv_indices`` then ends in ``out_cache_loc``) say so as well.
-    """
-    prefixes = [kv - q for kv, q in zip(kv_lens, q_lens, strict=True)]
-    starts = list(accumulate(q_lens, initial=0))
-    if not prefixes or min(prefixes) < 0 or min(q_lens) < 1 or call.positions is None:
-        return False
-    if starts[-1] > call.positions.numel():
-        return False
-    if [int(call.positions[start]) for start in starts[:-1]] != prefixes:
-        return False
-    segments = [index.mask_len(p, q) for p, q in zip(prefixes, q_lens, strict=True)]
-    if diffs(call.mask_indptr, len(prefixes)) == segments:
-        return True
-    if diffs(call.byte_indptr, len(prefixes)) == [index.packed_len(bits) for bits in segments]:
-        return True
-    if call.kv_indices is None or call.out_cache_loc is None or call.kv_indptr is None:
-        return False
-    ends = call.kv_indptr[1 : len(prefixes) + 1].long().tolist()
-    pieces = zip(ends, starts, q_lens, strict=False)
-    return all(
-        torch.equal(
-            call.kv_indices[max(end - q, 0) : end].long(), call.out_cache_loc[row : row + q].long()
-        )
-        for end, row, q in pieces
-    )
-
-
 def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     """The widths that the evidence bears out, ``qo_indptr``'s own before any other."""
     asked = _own_lens(call.q_lens, batch)
     if asked is not None:
         return asked
     own = diffs(call.qo_indptr, batch)
-    possible = [
-        widths for widths in _candidates(call, batch, prefix_lens, own) if _bears_out(call, widths)
-    ]
-    if not possible:
-        return own
+    possible: list[Lens] = []
+    for widths in _candidates(call, batch, prefix_lens, own):
+        if widths not in possible and _bears_out(call, widths):
+            possible.append(widths)
+    if len(possible) < 2:
+        return possible[0] if possible else own
+    trees = [_tree(call, b) for b in range(batch)]
     return max(
-        possible, key=lambda widths: _read_right(call, widths, prefix_lens)
+        possible, key=lambda widths: _read_right(call, widths, prefix_lens, trees)
     )  # ties: the first
 
 
@@ -245,9 +298,10 @@ def _candidates(
     total = total_rows(call)
     by_mask = _by_segments(call, batch, prefix_lens)
     if own is not None and prefix_lens is not None:
-        written = _by_written(call, own, prefix_lens)
-        if written is not None:
-            yield written
+        yield from _by_written(call, own, by_mask, prefix_lens)
+    if own is not None and by_mask is not None:
+        if written_rows(call) == sum(by_mask) != sum(own):
+            yield by_mask
     if own is not None and own == by_mask and total is None:
         by_length = _by_length(call, Sizes(batch, own, prefix_lens))
         if by_length is not None:
@@ -256,6 +310,10 @@ def _candidates(
         yield own
     if by_mask is not None:
         yield by_mask
+    nodes = _own_lens(call.num_nodes, batch)
+    rows = written_rows(call) if total is None else total
+    if nodes is not None and rows == sum(nodes):  # ragged, without padding
+        yield nodes
     if total is not None and total % batch == 0 and total > 0:
         yield [total // batch] * batch
     tree = call.parents if call.parents is not None else call.token_ids
@@ -272,21 +330,56 @@ def _by_length(call: Call, claimed: Sizes) -> Lens | None:
     return None if width is None or length == claimed.mask_starts[-1] else [width] * claimed.batch
 
 
-def _by_written(call: Call, own: Lens, prefix_lens: Lens) -> Lens | None:
-    """The width, alike in all requests, that fixed buffers' mask was written with.
+def _by_written(call: Call, own: Lens, by_mask: Lens | None, prefix_lens: Lens) -> Iterator[Lens]:
+    """Widths that fixed buffers' mask was written with.
 
     Every row sees itself, so the last True entry ends the mask that was written. It counts only where
-    the mask makes sense with that width and makes none with the claimed ones.
+    the mask makes sense with those widths and makes none with the claimed ones.
     """
     if not call.is_captured or call.custom_mask is None:
-        return None
+        return
+    if _mask_sound(call.custom_mask, own, prefix_lens):
+        return
     written = call.custom_mask.nonzero()
     width = uniform_width(int(written[-1]) + 1 if written.numel() else 0, prefix_lens)
-    if width is None:
+    for widths in ([width] * len(prefix_lens) if width else None, by_mask):
+        if widths is not None and _mask_sound(call.custom_mask, widths, prefix_lens):
+            yield widths
+
+
+def written_rows(call: Call) -> int | None:
+    """Rows that fixed buffers were filled with: where the slots end, if the positions end there too.
+
+    Where the pad slot is not known, a tail is told by its repeating one slot.
+    """
+    if not call.is_captured or call.out_cache_loc is None or call.positions is None:
         return None
-    widths = [width] * len(prefix_lens)
-    sound = _mask_sound(call.custom_mask, widths, prefix_lens)
-    return widths if sound and not _mask_sound(call.custom_mask, own, prefix_lens) else None
+    last = call.out_cache_loc[-2:].tolist()
+    tail = last[-1] if last and last[0] == last[-1] else -1
+    pad = tail if call.pad_slot is None else call.pad_slot
+    slots, positions = (call.out_cache_loc != pad).nonzero(), call.positions.nonzero()
+    if not slots.numel() or not positions.numel() or slots[-1] != positions[-1]:
+        return None
+    return int(slots[-1]) + 1
+
+
+def width_attested(call: Call, sizes: Sizes) -> bool:
+    """Whether the widths are known by more than one indptr's word against another's.
+
+    An eager call's rows can be counted. Fixed buffers hide them, and then something else must tell.
+    """
+    if sizes.q_lens is None:
+        return False
+    tree = call.parents if call.parents is not None else call.token_ids
+    if not call.is_captured or call.q_lens is not None:
+        return True
+    if tree is not None and set(sizes.q_lens) == {int(tree.shape[1])}:
+        return True
+    if written_rows(call) == sum(sizes.q_lens):
+        return True
+    if call.custom_mask is None or sizes.prefix_lens is None:
+        return False
+    return _mask_sound(call.custom_mask, sizes.q_lens, sizes.prefix_lens)
 
 
 def _mask_sound(mask: Tensor, widths: Lens, prefix_lens: Lens) -> bool:
@@ -333,26 +426,39 @@ def _bears_out(call: Call, widths: Lens) -> bool:
     return True
 
 
-def _read_right(call: Call, widths: Lens, prefix_lens: Lens | None) -> int:
-    """How many of the mask and the positions, read with these widths, are those of the trees."""
+def _tree(call: Call, b: int) -> Tensor | None:
+    """The ancestors of request b's real nodes; None where its parents cannot be followed."""
+    nodes = tree_rows(call, b)
+    if nodes is None or call.parents is None:
+        return None
+    return ancestors(call.parents[b, :nodes])
+
+
+def _read_right(
+    call: Call, widths: Lens, prefix_lens: Lens | None, trees: list[Tensor | None]
+) -> int:
+    """How many of the masks and the positions, read with these widths, are those of the trees."""
     if not prefix_lens:
         return 0
-    return _mask_reads(call, widths[0], prefix_lens[0]) + _positions_read(call, widths, prefix_lens)
+    masks = _masks_read(call, widths, prefix_lens, trees)
+    return masks + _positions_read(call, widths, prefix_lens)
 
 
-def _mask_reads(call: Call, width: int, prefix_len: int) -> bool:
-    """Whether the flat mask's first rows are those of the first request's tree."""
-    nodes = tree_rows(call, 0)
-    if call.custom_mask is None or call.parents is None or nodes is None:
-        return False
-    columns = index.kv_len(prefix_len, width)
-    if width < nodes or nodes * columns > call.custom_mask.numel():
-        return False
-    seen = call.custom_mask[: nodes * columns].reshape(nodes, columns).bool()
-    tree = seen[:, prefix_len : prefix_len + nodes]
-    return bool(seen[:, :prefix_len].all()) and torch.equal(
-        tree, ancestors(call.parents[0, :nodes])
-    )
+def _masks_read(call: Call, widths: Lens, prefix_lens: Lens, trees: list[Tensor | None]) -> int:
+    """Requests whose tree the flat mask's rows are, if they begin where these widths put them."""
+    if call.custom_mask is None:
+        return 0
+    right, start = 0, 0
+    for width, prefix_len, tree in zip(widths, prefix_lens, trees, strict=True):
+        columns, first = index.kv_len(prefix_len, width), start
+        start += index.mask_len(prefix_len, width)
+        nodes = width + 1 if tree is None else tree.shape[0]
+        if tree is None or width < nodes or first + nodes * columns > call.custom_mask.numel():
+            continue
+        seen = call.custom_mask[first : first + nodes * columns].reshape(nodes, columns).bool()
+        below = seen[:, prefix_len : prefix_len + nodes]
+        right += bool(seen[:, :prefix_len].all()) and torch.equal(below, tree)
+    return right
 
 
 def _positions_read(call: Call, widths: Lens, prefix_lens: Lens) -> bool:

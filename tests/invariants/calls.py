@@ -118,10 +118,11 @@ def captured(
     topk: int | None = 3,
     horizon: int = 2,
     max_batch: int = 4,
+    pad_slot: int = -1,
 ) -> tuple[DraftTree, VerifyBuffers]:
     """Fixed buffers that hold a smaller batch than they were made for."""
     tree, layout, mask = verify(prefixes, budget, topk, horizon=horizon)
-    buffers = VerifyBuffers(max_batch, budget + 1, max(prefixes) + 2)
+    buffers = VerifyBuffers(max_batch, budget + 1, max(prefixes) + 2, pad_slot)
     buffers.fill(tree, layout, mask)
     return tree, buffers
 

@@ -38,7 +38,7 @@ from ddtree.spec import (
     verify_attention,
     verify_round,
 )
-from tests.invariants.calls import VOCAB, last_children, tables, trees, verify
+from tests.invariants.calls import VOCAB, captured, last_children, tables, trees, verify
 
 
 class TinyTarget:
@@ -111,6 +111,14 @@ def test_whole_rounds_pass(
         return made.token_ids
 
     assert torch.equal(run(), debug()(run)())
+
+
+def test_fixed_buffers_may_pad_with_any_slot() -> None:
+    """The pad slot is the buffers' own affair: calls that see the layout alone raise no alarm."""
+    tree, buffers = captured(pad_slot=44)
+    with debug():
+        convert_mask(buffers.mask, buffers.layout, "bits")
+        accept_greedy(tree, torch.zeros(68, dtype=torch.int64), buffers.layout, Horizon(2))
 
 
 def test_a_call_inside_a_call_is_seen() -> None:

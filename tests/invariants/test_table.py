@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ddtree.invariants import TABLE, Call, InvariantViolation, report, violations
+from ddtree.spec import VerifyBuffers
 from tests.invariants.calls import captured, field, indptr, put, verify, whole_round
 from tests.invariants.mutants.kinds import Mutant, short_mask, tied
 from tests.invariants.mutants.of_acceptance import ACCEPTANCE
@@ -29,6 +30,28 @@ CLEAN: dict[str, Callable[[], Call]] = {
     "one request": lambda: whole_round(prefixes=(5,)),
     "fixed buffers": lambda: Call.of(*captured()),
     "full fixed buffers": lambda: Call.of(*captured(max_batch=2)),
+    "fixed buffers with a slot for padding": lambda: Call.of(*captured(pad_slot=44)),
+    "fixed buffers whose slot for padding is not told": lambda: replace(
+        Call.of(*captured(pad_slot=44)), pad_slot=None
+    ),
+    "fixed buffers that were never filled": lambda: Call.of(VerifyBuffers(4, 17, 7)),
+    "no request": lambda: Call(
+        qo_indptr=indptr([]), kv_indptr=indptr([]), mask_indptr=indptr([]), max_q_len=0
+    ),
+    "fixed buffers of idle requests": lambda: Call(
+        qo_indptr=indptr([0, 0]),
+        kv_indptr=indptr([0, 0]),
+        mask_indptr=indptr([0, 0]),
+        max_q_len=8,
+        is_captured=True,
+    ),
+    "fixed buffers with an idle request": lambda: Call(
+        qo_indptr=indptr([4, 0, 4]),
+        kv_indptr=indptr([5, 0, 3]),
+        mask_indptr=indptr([36, 0, 28]),
+        max_q_len=4,
+        is_captured=True,
+    ),
     "ragged": lambda: Call.of(*verify([5, 3], 16, 3, ragged=True, horizon=2)),
     "the metadata alone": lambda: short_mask([5, 3], 17, 714, capture=False),
     "a shared prefix": lambda: Call(

@@ -1,6 +1,15 @@
 """Mutants of the buffers."""
 
+from dataclasses import replace
+
+import torch
+
+from ddtree.invariants import Call
+from tests.invariants.calls import captured, tables
 from tests.invariants.mutants.kinds import Mutant, buffered, short_mask
+
+LIVE = int(tables(2, 5 + 17)[0, 5])
+"""The slot that the first row of ``captured()`` is written to."""
 
 BUFFERS = [
     Mutant(
@@ -69,6 +78,32 @@ BUFFERS = [
         None,
         -1,
         3,
+    ),
+    Mutant(
+        "stale_tail",
+        "slots of two kinds behind the call, whose pad slot is not known",
+        lambda: replace(
+            buffered(lambda b: b.layout.out_cache_loc[36:38].fill_(3))(), pad_slot=None
+        ),
+        None,
+        -1,
+        3,
+    ),
+    Mutant(
+        "stale_tail",
+        "a pad slot that the call uses",
+        lambda: Call.of(*captured(pad_slot=LIVE)),
+        None,
+        "a slot of no live entry",
+        LIVE,
+    ),
+    Mutant(
+        "stale_tail",
+        "a pad slot that the call uses and that is not told",
+        lambda: replace(Call.of(*captured(pad_slot=LIVE)), pad_slot=None),
+        None,
+        "a slot of no live entry",
+        LIVE,
     ),
     Mutant(
         "stale_tail",

@@ -129,6 +129,14 @@ LAYOUT = [
         16,
         "or the budget was taken for budget + 1",
     ),
+    Mutant(
+        "qo_indptr",
+        "an eager request without rows",
+        lambda: Call(qo_indptr=indptr([4, 0, 4]), kv_indptr=indptr([5, 2, 3])),
+        1,
+        "at least 1",
+        0,
+    ),
     Mutant("qo_indptr", "two requests' rows mixed up", swap(qo_indptr=indptr([18, 16])), 0, 17, 18),
     Mutant(
         "qo_indptr", "a start that is not 0", swap(qo_indptr=torch.tensor([1, 17, 34])), None, 0, 1
