@@ -26,7 +26,7 @@ def buffer_capacity(call: Call, sizes: Sizes) -> Iterator[Violation]:
             size = known[name].numel()
             hint = ""
             if name == "custom_mask":
-                hint = diagnosis.capacity(size, room, sizes)
+                hint = diagnosis.capacity(size, sizes)
             elif name != "kv_indices":
                 hint = diagnosis.row_capacity(size, room, sizes)
             yield Violation(

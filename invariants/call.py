@@ -85,6 +85,7 @@ class Call:
     committed_lens: Tensor | None = _tensor("index", 1, "`[B]` `Commit.prefix_lens`")
     src: Tensor | None = _tensor("index", 2, "`[B, H+1]` slots the accepted KV was in")
     dst: Tensor | None = _tensor("index", 2, "`[B, H+1]` slots it is in now")
+    commits_before: int | None = _number("times that this acceptance was committed before")
     emitted: Tensor | None = _tensor("index", 2, "`[B, H+1]` accepted tokens, then the bonus")
 
     def __post_init__(self) -> None:

@@ -145,9 +145,29 @@ def prefix_kept(call: Call, sizes: Sizes) -> Iterator[Violation]:
             )
 
 
+def commit_once(call: Call, _: Sizes) -> Iterator[Violation]:
+    """Look for an acceptance that was committed to the same table and prefixes before."""
+    if call.commits_before:
+        yield Violation(
+            None,
+            0,
+            call.commits_before,
+            "the same acceptance on the same prefixes and slot table: KV that was moved once would be "
+            "moved again",
+        )
+
+
 _SOUND = ("num_accepted", "accepted_end")
 
 COMMIT = (
+    Invariant(
+        "commit_once",
+        "commit",
+        "An acceptance is committed once: a second commit with larger pages moves moved KV again.",
+        "commits_before == 0",
+        ("commits_before",),
+        commit_once,
+    ),
     Invariant(
         "commit_len",
         "commit",

@@ -22,7 +22,6 @@ from ddtree.invariants.sizes import (
 )
 from ddtree.spec import index
 
-
 INVERTED = (
     "every bit is inverted: True means may attend (an additive mask has 0 there, and a mask of "
     "what is hidden has True)"

@@ -112,8 +112,10 @@ class ExactTarget:
         ends = layout.qo_indptr.tolist()
         rows = layout.positions.shape[0]
         tokens = torch.zeros(rows, dtype=torch.int64)
-        for b in range(tree.token_ids.shape[0]):
-            tokens[ends[b] : ends[b + 1]] = tree.token_ids[b, : ends[b + 1] - ends[b]]
+        # a layout wider than the tree is told by verify_attention and its checks; such rows are token 0
+        for b, row in enumerate(tree.token_ids):
+            held = tokens[ends[b] : ends[b + 1]][: row.numel()]
+            held.copy_(row[: held.numel()])
         lane = torch.arange(KV_HEADS * HEAD_DIM)
         code = (31 * tokens + 7)[:, None] * (17 * layout.positions + 3)[:, None] * (lane + 1)
         code = code.remainder(PRIME).double()

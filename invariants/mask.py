@@ -1,6 +1,7 @@
 """Invariants of the mask, in each of its four forms: a real row sees its prefix, its ancestors, itself."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -25,19 +26,23 @@ class Seen(NamedTuple):
     prefix: Tensor | None
     """``[q_len, prefix_len]`` bool; None where the form cannot say."""
     tree: Tensor
-    """``[q_len, columns]`` bool, at least q_len columns."""
+    """``[q_len, columns]`` bool: q_len columns, more where a dense mask was padded."""
 
 
 def read(call: Call, sizes: Sizes, b: int) -> Iterator[Seen]:
     """Read request b's rows from every form there is, at the addresses of the true sizes.
 
-    A form that ends before the request does is left to the invariants of length.
+    A form that ends before the request does is left to the invariants of length and shape.
     """
     if sizes.q_lens is None:
         return
     q_len, start = sizes.q_lens[b], sizes.row_starts[b]
-    if call.words is not None and start + q_len <= call.words.shape[0]:
-        yield Seen("words", None, _bits(call.words[start : start + q_len]))
+    if (
+        call.words is not None
+        and start + q_len <= call.words.shape[0]
+        and index.bit_words(q_len) <= call.words.shape[1]
+    ):
+        yield Seen("words", None, _bits(call.words[start : start + q_len])[:, :q_len])
     if sizes.prefix_lens is None:
         return
     prefix_len = sizes.prefix_lens[b]
@@ -68,46 +73,183 @@ def _bits(words: Tensor) -> Tensor:
 
 def visibility(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the real columns of real rows with the ancestors."""
-    assert call.parents is not None
+    seen = _columns(call, sizes)
+    hints = {form: diagnosis.visibility(list(columns.values())) for form, columns in seen.items()}
+    if call.bias is not None and not _is_additive(call.bias):
+        hints["bias"] = ""  # mask_values says what is wrong with it
+    if call.packed is not None and not hints.get("packed"):
+        swapped = _columns(replace(call, packed=diagnosis.reversed_bits(call.packed)), sizes)
+        hints["packed"] = diagnosis.bit_order(list(swapped.get("packed", {}).values()))
+    for b in range(sizes.batch):
+        for form, columns in seen.items():
+            if b not in columns or torch.equal(columns[b].found, columns[b].expected):
+                continue
+            found, expected, _ = columns[b]
+            row, col = (found != expected).nonzero()[0].tolist()
+            yield Violation(
+                b,
+                int(expected[row, col]),
+                int(found[row, col]),
+                (
+                    f"{form}: row {row} {'sees' if found[row, col] else 'does not see'} node "
+                    f"{col}; it and its ancestors are "
+                    f"{expected[row].nonzero().flatten().tolist()[:16]}"
+                ),
+                hints[form],
+            )
+
+
+def _columns(call: Call, sizes: Sizes) -> dict[str, dict[int, diagnosis.Columns]]:
+    """What each form shows of each request whose parents can be followed."""
+    shown: dict[str, dict[int, diagnosis.Columns]] = {}
     for b in range(sizes.batch):
         nodes = tree_rows(call, b)
-        if nodes is None:
+        if nodes is None or call.parents is None:
             continue
         expected = ancestors(call.parents[b, :nodes])
         for seen in read(call, sizes, b):
             found = seen.tree[:nodes, :nodes]
-            if found.shape == expected.shape and not torch.equal(found, expected):
-                row, col = (found != expected).nonzero()[0].tolist()
-                prefix = (
-                    None if seen.prefix is None or not seen.prefix.numel() else seen.prefix[:nodes]
+            if found.shape == expected.shape:
+                prefix = None if seen.prefix is None else seen.prefix[:nodes]
+                columns = diagnosis.Columns(found, expected, prefix)
+                shown.setdefault(seen.form, {})[b] = columns
+    return shown
+
+
+def judged(call: Call, sizes: Sizes, b: int, seen: Seen) -> Tensor:
+    """``[q_len]`` bool: the rows that are surely real nodes; nothing is demanded of the others.
+
+    Where ``num_nodes`` does not tell, a row is real if it is the root's, if a real row sees it, or if its
+    position is behind the root's and it sees another row.
+    """
+    q_len = seen.tree.shape[0]
+    rows = torch.arange(q_len)
+    if call.num_nodes is not None:
+        return rows < int(call.num_nodes[b])
+    real = rows < 1
+    tree = seen.tree[:, :q_len]
+    start = sizes.row_starts[b]
+    if call.positions is not None and start + q_len <= call.positions.numel() and q_len:
+        position = call.positions[start : start + q_len]
+        real |= (position > position[0]) & tree.tril(-1).any(dim=1)
+    while not torch.equal(wider := real | (tree.tril(-1) & real[:, None]).any(dim=0), real):
+        real = wider
+    return real
+
+
+def mask_is_tree(call: Call, sizes: Sizes) -> Iterator[Violation]:
+    """Hold the mask to what every tree obeys, where no parents are known to compare it with."""
+    alike: dict[str, list[bool]] = {}
+    broken: list[tuple[int, str, _Wrong]] = []
+    for b in range(sizes.batch):
+        if tree_rows(call, b) is not None:
+            continue
+        for seen in read(call, sizes, b):
+            wrong = _no_tree(seen, judged(call, sizes, b, seen))
+            inverse = _inverted(seen)
+            inverted = _no_tree(inverse, judged(call, sizes, b, inverse)) is None
+            whole = inverse.prefix is None or bool(inverse.prefix.all())
+            alike.setdefault(seen.form, []).append(
+                wrong is not None and inverted and whole and seen.tree.shape[0] > 1
+            )
+            if wrong is not None:
+                broken.append((b, seen.form, wrong))
+    for b, form, (row, expected, found, why) in broken:
+        hint = diagnosis.INVERTED if all(alike[form]) else ""
+        yield Violation(b, expected, found, f"{form}: row {row} {why}", hint)
+
+
+def _inverted(seen: Seen) -> Seen:
+    """What the rows would see if True meant hidden."""
+    prefix = None if seen.prefix is None else ~seen.prefix
+    return Seen(seen.form, prefix, ~seen.tree[:, : seen.tree.shape[0]])
+
+
+class _Wrong(NamedTuple):
+    row: int
+    expected: list[int]
+    found: list[int]
+    why: str
+
+
+def _no_tree(seen: Seen, real: Tensor) -> _Wrong | None:
+    """The first real row whose visible rows are no node's."""
+    tree = seen.tree[:, : seen.tree.shape[0]]
+    for row in real.nonzero().flatten().tolist():
+        found = tree[row].nonzero().flatten().tolist()
+        above = [node for node in found if node < row]
+        if row not in found:
+            return _Wrong(row, [*above, row], found, "does not see itself")
+        if found[-1] > row:
+            why = f"sees row {found[-1]}, which comes after it"
+            return _Wrong(row, [*above, row], found, why)
+        if row and not above:
+            return _Wrong(row, [0, row], found, "sees no row before it: it has no root")
+        if above:
+            expected = [*tree[above[-1]].nonzero().flatten().tolist(), row]
+            if found != expected:
+                why = f"does not see just what its parent, row {above[-1]}, sees"
+                return _Wrong(row, expected, found, why)
+    return None
+
+
+def mask_positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
+    """Compare the positions with the depths that the mask gives, where no tree tells the depths."""
+    assert call.positions is not None and sizes.prefix_lens is not None
+    for b, prefix_len in enumerate(sizes.prefix_lens):
+        if call.depths is not None or tree_rows(call, b) is not None:
+            continue
+        for seen in read(call, sizes, b):
+            q_len, start = seen.tree.shape[0], sizes.row_starts[b]
+            found = call.positions[start : start + q_len].long()
+            if found.numel() < q_len:
+                continue
+            depths = seen.tree[:, :q_len].sum(dim=1) - 1
+            bad = judged(call, sizes, b, seen) & (found != index.position(prefix_len, depths))
+            if bool(bad.any()):
+                row = int(bad.nonzero()[0])
+                want = index.position(prefix_len, int(depths[row]))
+                numbers = (
+                    f"{seen.form}: row {row} sees {int(depths[row])} other rows: {prefix_len} + "
+                    f"{int(depths[row])} = {want}"
                 )
-                yield Violation(
-                    b,
-                    int(expected[row, col]),
-                    int(found[row, col]),
-                    (
-                        f"{seen.form}: row {row} {'sees' if found[row, col] else 'does not see'} node "
-                        f"{col}; it and its ancestors are "
-                        f"{expected[row].nonzero().flatten().tolist()[:16]}"
-                    ),
-                    diagnosis.visibility(found, expected, prefix),
-                )
+                yield Violation(b, want, int(found[row]), numbers)
 
 
 def prefix_visible(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Look for a hidden prefix entry in a real row."""
     for b in range(sizes.batch):
         for seen in read(call, sizes, b):
-            if seen.prefix is not None:
-                rows = seen.prefix[: real_rows(call, sizes, b)]
-                if not bool(rows.all()):
-                    row, col = (~rows).nonzero()[0].tolist()
-                    yield Violation(
-                        b,
-                        1,
-                        0,
-                        f"{seen.form}: row {row} does not see prefix entry {col} of {rows.shape[1]}",
-                    )
+            if seen.prefix is None:
+                continue
+            hidden = ~seen.prefix & judged(call, sizes, b, seen)[:, None]
+            if bool(hidden.any()):
+                row, col = hidden.nonzero()[0].tolist()
+                yield Violation(
+                    b,
+                    1,
+                    0,
+                    f"{seen.form}: row {row} does not see prefix entry {col} of {hidden.shape[1]}",
+                )
+
+
+def spare_bits(call: Call, sizes: Sizes) -> Iterator[Violation]:
+    """Look for a set bit past q_len in a real row's words."""
+    assert call.words is not None and sizes.q_lens is not None
+    for b, q_len in enumerate(sizes.q_lens):
+        seen = next((seen for seen in read(call, sizes, b) if seen.form == "words"), None)
+        if seen is None:
+            continue  # mask_shape names it
+        start = sizes.row_starts[b]
+        spare = _bits(call.words[start : start + q_len])[:, q_len:]
+        for row, bit in (spare & judged(call, sizes, b, seen)[:, None]).nonzero().tolist()[:1]:
+            yield Violation(
+                b,
+                0,
+                1,
+                f"words: bit {q_len + bit} of row {row} is set; q_len is {q_len}, and bits past it are "
+                "spare: a kernel that reads whole words takes them for rows",
+            )
 
 
 def padding_invisible(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -126,7 +268,7 @@ def padding_invisible(call: Call, sizes: Sizes) -> Iterator[Violation]:
                 )
 
 
-def mask_values(call: Call, _: Sizes) -> Iterator[Violation]:
+def mask_values(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Look for values that two kernels could read in two ways."""
     if (
         call.custom_mask is not None
@@ -138,12 +280,34 @@ def mask_values(call: Call, _: Sizes) -> Iterator[Violation]:
             yield Violation(
                 None, "0 or 1", most, f"custom_mask, entry {int(call.custom_mask.argmax())}"
             )
-    if call.bias is not None:
+    if call.bias is not None and not _is_additive(call.bias):
         lowest = torch.finfo(call.bias.dtype).min
-        right = (call.bias == 0) | (call.bias <= lowest)
-        if not bool(right.all()):
-            at = (~right).nonzero()[0].tolist()
-            yield Violation(at[0], f"0 or {lowest}", float(call.bias[tuple(at)]), f"bias{at}")
+        at = ((call.bias != 0) & ~(call.bias <= lowest)).nonzero()[0].tolist()
+        hint = _multiplied(call, sizes)
+        yield Violation(at[0], f"0 or {lowest}", float(call.bias[tuple(at)]), f"bias{at}", hint)
+
+
+def _is_additive(bias: Tensor) -> bool:
+    """Whether a dense mask holds 0 and the dtype's lowest number alone."""
+    return bool(((bias == 0) | (bias <= torch.finfo(bias.dtype).min)).all())
+
+
+def _multiplied(call: Call, sizes: Sizes) -> str:
+    """A dense mask of 1 (may attend) and 0 is the right one of another convention."""
+    assert call.bias is not None
+    if not bool(((call.bias == 0) | (call.bias == 1)).all()):
+        return ""
+    added = torch.where(call.bias == 1, 0.0, torch.finfo(call.bias.dtype).min)
+    right = Call(
+        bias=added.to(call.bias.dtype),
+        parents=call.parents,
+        num_nodes=call.num_nodes,
+        positions=call.positions,
+    )
+    checks = (visibility, mask_is_tree, prefix_visible)
+    if call.parents is None or any(list(check(right, sizes)) for check in checks):
+        return ""
+    return "bias is 1 where attending is allowed: an additive mask has 0 there"
 
 
 def packed_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -222,7 +386,7 @@ def flat_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
     if found == expected or (call.is_captured and found >= expected):
         return
     width = None if call.is_captured else uniform_width(found, sizes.prefix_lens or [])
-    hint = diagnosis.width_elsewhere(call, sizes, [width])
+    hint = diagnosis.width_elsewhere(call, sizes, [width]) or diagnosis.capacity(found, sizes)
     sums = " + ".join(
         f"{q} * ({p} + {q})"
         for p, q in zip((sizes.prefix_lens or [])[:4], (sizes.q_lens or [])[:4], strict=True)
@@ -282,6 +446,26 @@ MASK = (
         ("num_nodes", "parent_order"),
     ),
     Invariant(
+        "mask_is_tree",
+        "mask",
+        (
+            "Without the parents too, a mask is a tree's: a real row sees itself, no later row, and "
+            "before itself just what its parent, the last row before it that it sees, sees."
+        ),
+        "seen(r) == {r} | seen(max(seen(r) - {r})), seen(0) == {0} for real r",
+        (MASKS, "q_len"),
+        mask_is_tree,
+    ),
+    Invariant(
+        "mask_positions",
+        "mask",
+        "Without a tree too, a real row's position is prefix_len + the other rows that it sees.",
+        "positions[qo_indptr[b] + r] == prefix_len + |seen(r)| - 1 for real r",
+        (MASKS, "positions", "prefix_len", "q_len"),
+        mask_positions,
+        ("mask_is_tree", "positions"),
+    ),
+    Invariant(
         "prefix_visible",
         "mask",
         "A real row sees every entry of its prefix.",
@@ -297,5 +481,13 @@ MASK = (
         (MASKS, "num_nodes", "q_len"),
         padding_invisible,
         ("num_nodes",),
+    ),
+    Invariant(
+        "spare_bits",
+        "mask",
+        "The spare bits of a row's words, those past q_len, are 0.",
+        "bit j of words[qo_indptr[b] + r] == 0 for j >= q_len, r < num_nodes[b]",
+        ("words", "q_len"),
+        spare_bits,
     ),
 )

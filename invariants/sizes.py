@@ -299,9 +299,8 @@ def _candidates(
     by_mask = _by_segments(call, batch, prefix_lens)
     if own is not None and prefix_lens is not None:
         yield from _by_written(call, own, by_mask, prefix_lens)
-    if own is not None and by_mask is not None:
-        if written_rows(call) == sum(by_mask) != sum(own):
-            yield by_mask
+    if own and by_mask and written_rows(call) == sum(by_mask) != sum(own):
+        yield by_mask
     if own is not None and own == by_mask and total is None:
         by_length = _by_length(call, Sizes(batch, own, prefix_lens))
         if by_length is not None:

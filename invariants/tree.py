@@ -1,6 +1,7 @@
 """Invariants of the draft tree."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -64,7 +65,9 @@ def parent_order(call: Call, _: Sizes) -> Iterator[Violation]:
         & ((call.parents < 0) | (call.parents >= row))
     )
     for b, r in first_bad(bad):
-        yield Violation(b, f"0 to {r - 1}", int(call.parents[b, r]), f"parents[{b}, {r}]")
+        found = int(call.parents[b, r])
+        hint = diagnosis.nodes_counted(call) if found == -1 else ""
+        yield Violation(b, f"0 to {r - 1}", found, f"parents[{b}, {r}]", hint)
 
 
 def depth(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -133,7 +136,7 @@ def best_first(call: Call, _: Sizes) -> Iterator[Violation]:
 
 
 def tie_order(call: Call, _: Sizes) -> Iterator[Violation]:
-    """Compare the tokens of siblings of equal score."""
+    """Compare the rank paths of rows of equal score, and the tokens of such siblings."""
     assert call.scores is not None and call.num_nodes is not None
     assert call.token_ids is not None and call.parents is not None
     for b, count in enumerate(call.num_nodes.tolist()):
@@ -151,6 +154,40 @@ def tie_order(call: Call, _: Sizes) -> Iterator[Violation]:
                 )
                 break
             last[parent] = r
+        else:
+            paths = _rank_paths(parents, tokens)
+            for r, (above, below) in enumerate(pairwise(paths)):
+                if scores[r] == scores[r + 1] and above > below:
+                    yield Violation(
+                        b,
+                        f"rank path {below} before {above}",
+                        f"rank path {above} before {below}",
+                        f"rows {r} and {r + 1} tie at {scores[r]}; a rank path is the rank of each node "
+                        "on the way from the root among its depth's candidates",
+                    )
+                    break
+
+
+def _rank_paths(parents: list[int], tokens: list[int]) -> list[list[int]]:
+    """The rank path of each row; none where the ranks do not follow from the tree.
+
+    In a best-first tree a node's children are the first ranks of their depth in order, since a better
+    candidate under the same node comes first. So a node's rank is its place among its siblings, if
+    that gives each token of a depth one rank and each rank one token.
+    """
+    paths: list[list[int]] = [[]]
+    children = [0] * len(parents)
+    by_rank: dict[tuple[int, int], int] = {}
+    by_token: dict[tuple[int, int], int] = {}
+    for parent, token in zip(parents[1:], tokens[1:], strict=True):
+        rank, depth = children[parent], len(paths[parent])
+        children[parent] += 1
+        if by_rank.setdefault((depth, rank), token) != token:
+            return []
+        if by_token.setdefault((depth, token), rank) != rank:
+            return []
+        paths.append([*paths[parent], rank])
+    return paths
 
 
 def padding(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -168,7 +205,7 @@ def padding(call: Call, _: Sizes) -> Iterator[Violation]:
                     right,
                     found,
                     f"{name}[{b}, {r}], num_nodes {count}",
-                    diagnosis.token_zero_as_padding(call, b),
+                    diagnosis.nodes_counted(call),
                 )
 
 
@@ -250,8 +287,14 @@ TREE = (
     Invariant(
         "tie_order",
         "tree",
-        ("Siblings of equal score come in ascending order of token id, on every device and rank."),
-        "parents equal, scores equal, r < s  =>  token_ids[b, r] < token_ids[b, s]",
+        (
+            "Rows of equal score come in the order of their rank paths, and so siblings by token id, "
+            "on every device and rank."
+        ),
+        (
+            "scores equal, r < s  =>  path(r) < path(s); parents equal too  =>  token_ids[b, r] < "
+            "token_ids[b, s]"
+        ),
         ("scores", "token_ids", "parents", "num_nodes"),
         tie_order,
         ("num_nodes", "parent_order"),

@@ -115,10 +115,15 @@ def _largest_offsets(call: Call, sizes: Sizes) -> Iterator[tuple[str, int]]:
         return
     if call.mask_indptr is not None and sizes.mask_starts[-1]:
         yield "the offset of the flat mask", sizes.mask_starts[-1] - 1
-    num_rows = call.num_rows if call.num_rows is not None else sum(sizes.q_lens or [])
+    # a captured graph runs all its rows, those past the call too
+    counted = list(row_counts(call).values())
+    num_rows = call.num_rows or max([sum(sizes.q_lens or []), *counted])
     if call.vocab_size and num_rows:
         last = index.row_offset(num_rows - 1, call.vocab_size, call.vocab_size - 1)
         yield f"row * vocab, row {num_rows - 1}, vocabulary {call.vocab_size},", last
+    if call.slot_stride and num_rows:
+        last = index.row_offset(num_rows - 1, call.slot_stride, call.slot_stride - 1)
+        yield f"row * stride, row {num_rows - 1}, stride {call.slot_stride},", last
     if call.slot_stride and call.kv_pool_size:
         last = index.row_offset(call.kv_pool_size - 1, call.slot_stride, call.slot_stride - 1)
         yield f"slot * stride, slot {call.kv_pool_size - 1}, stride {call.slot_stride},", last
@@ -162,8 +167,9 @@ WHOLE = (
         "call",
         "No offset that is held or computed in 32 bits exceeds 2147483647.",
         (
-            "sum(q_len * (prefix_len + q_len)), (T - 1) * vocab + vocab - 1, (slots - 1) * "
-            "stride + stride - 1 <= 2^31 - 1"
+            "sum(q_len * (prefix_len + q_len)), (T - 1) * vocab + vocab - 1, (T - 1) * stride + "
+            "stride - 1, (slots - 1) * stride + stride - 1 <= 2^31 - 1; under capture T is the "
+            "graph's rows"
         ),
         ("qo_indptr|kv_indptr|mask_indptr|offset_bits",),
         index_width,

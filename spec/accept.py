@@ -9,6 +9,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
+from ddtree.spec.dtypes import FLOAT, INDEX, require_dtype, require_fields
 from ddtree.spec.errors import require
 from ddtree.spec.mask import request_lens
 from ddtree.spec.public import public
@@ -31,9 +32,11 @@ def accept_greedy(
         The accepted paths ``[B, horizon + 1]`` and the bonus tokens.
 
     Raises:
-        InputError: a layout with fewer requests or more query rows than given, a request without
-            its real rows, or a path deeper than ``horizon``.
+        InputError: a wrong dtype, a layout with fewer requests or more query rows than given, a
+            request without its real rows, or a path deeper than ``horizon``.
     """
+    require_fields(tree, layout)
+    require_dtype("target_ids", target_ids, INDEX)
     batch = tree.token_ids.shape[0]
     require(horizon >= 0, f"horizon is {horizon}; the least is 0, a tree of the root alone")
     require(
@@ -105,6 +108,9 @@ def accept_sampled(
         InputError: as ``accept_greedy``; uniforms outside [0, 1); sampling parameters or logits
             that define no distribution.
     """
+    require_fields(tree, layout)
+    require_dtype("target_logits", target_logits, FLOAT)
+    require_dtype("uniforms", uniforms, (torch.float64,))
     rows = int(layout.qo_indptr[-1])
     require(
         target_logits.ndim == 2 and target_logits.shape[0] >= rows,

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ddtree.spec.contracts import TreeMask, VerifyLayout
+from ddtree.spec.dtypes import FLOAT, require_dtype, require_fields
 from ddtree.spec.errors import require
 from ddtree.spec.index import window_start
 from ddtree.spec.mask import read_mask, request_lens
@@ -56,10 +57,11 @@ def verify_attention(
         and rows that see nothing are 0 (log-sum-exp -inf).
 
     Raises:
-        InputError: shapes that do not agree, a softcap or window that is not positive, or a layout
+        InputError: dtypes or shapes that do not agree, a softcap or window that is not positive, or a layout
             that reads past the end of a tensor.
     """
     _require_shapes(query, key, value, key_pool, value_pool, sinks)
+    require_fields(layout, mask)
     require(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0")
     require(window is None or window >= 1, f"window is {window}; the least is 1, the row itself")
     num_rows, q_heads, head_dim = query.shape
@@ -138,6 +140,7 @@ def _require_shapes(
             tensor.shape[2] == query.shape[2],
             f"{name} has head_dim {tensor.shape[2]}, query {query.shape[2]}",
         )
+        require_dtype(name, tensor, FLOAT)
     require(key.shape == value.shape, f"key has shape {list(key.shape)}, value {list(value.shape)}")
     require(
         key_pool.shape == value_pool.shape,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
+from ddtree.spec.dtypes import require_fields
 from ddtree.spec.errors import require
 from ddtree.spec.index import mask_len
 from ddtree.spec.public import public
@@ -83,7 +84,8 @@ class VerifyBuffers:
             mask: the call's flat mask.
 
         Raises:
-            InputError: a capacity that is too small, with both numbers. Nothing is written then.
+            InputError: a wrong dtype, or a capacity that is too small, with both numbers. Nothing is
+                written then.
         """
         _fill(self, tree, layout, mask)
 
@@ -91,6 +93,7 @@ class VerifyBuffers:
 @public
 def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: FlatMask) -> None:
     """Fill the buffers; a function of its own so that debug mode sees it."""
+    require_fields(tree, layout, mask)
     batch = layout.qo_indptr.numel() - 1
     prefix_lens = layout.kv_indptr.diff()
     longest = int(prefix_lens.max()) if batch else 0

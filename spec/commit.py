@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
+from ddtree.spec.dtypes import require_fields
 from ddtree.spec.errors import require
 from ddtree.spec.index import commit_entry, kv_len
 from ddtree.spec.mask import request_lens
@@ -23,7 +24,8 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
 
     With page size 1 no KV moves: ``kv.slot_table`` is permuted, accepted slots first, the others
     behind them in their order, so no slot is lost. With larger pages the table stays and the KV of
-    every layer moves.
+    every layer moves: commit a pass once, since a second time moves what was moved. The table that
+    stays cannot tell; debug mode can, and names it.
 
     Args:
         kv: pools of all layers and the slot table; changed in place.
@@ -35,10 +37,11 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
         that holds it now.
 
     Raises:
-        InputError: a path that does not start at the root, is not ascending or leaves the request's
-            rows, a page size below 1, a slot outside the pools, or a tree that was laid out with
-            another slot table. Nothing is changed then.
+        InputError: a wrong dtype, a path that does not start at the root, is not ascending or leaves
+            the request's rows, a page size below 1, a slot outside the pools, or a tree that was laid
+            out with another slot table. Nothing is changed then.
     """
+    require_fields(kv, layout, acceptance)
     batch, width = acceptance.nodes.shape
     require(kv.page_size >= 1, f"page_size is {kv.page_size}; the least is 1")
     require(

@@ -105,7 +105,8 @@ class BitMask:
     """Ancestor bits of the tree columns alone; every prefix entry is visible to every row (ours).
 
     Bit ``node % 32`` of word ``node // 32`` of a row says whether the row sees ``node``. The words
-    are int32 with the 32 bits of an unsigned number.
+    are int32 with the 32 bits of an unsigned number. Spare bits, those from ``q_len`` on, are 0: a
+    kernel may test whole words.
     """
 
     words: Int32[Tensor, "T W"]

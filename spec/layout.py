@@ -9,6 +9,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.dtypes import INDEX, LENGTH, require_dtype, require_fields
 from ddtree.spec.errors import require
 from ddtree.spec.index import fits_int32, kv_len, mask_len, position
 from ddtree.spec.public import public
@@ -36,7 +37,7 @@ def plan_verify(
         The layout: ``T = sum(q_lens)`` query rows.
 
     Raises:
-        InputError: shapes that do not agree, a q_len that cuts off nodes, a context that is too
+        InputError: dtypes or shapes that do not agree, a q_len that cuts off nodes, a context that is too
             short, a negative length or slot, or sizes whose indptr overflows int32.
     """
     batch, rows = tree.token_ids.shape
@@ -54,6 +55,11 @@ def plan_verify(
         f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has "
         f"{batch} requests",
     )
+    require_fields(tree)
+    require_dtype("prefix_lens", prefix_lens, LENGTH)
+    require_dtype("slot_table", slot_table, INDEX)
+    if q_lens is not None:
+        require_dtype("q_lens", q_lens, LENGTH)
     prefixes = [int(n) for n in prefix_lens]
     widths = [rows] * batch if q_lens is None else [int(n) for n in q_lens]
     for b, (prefix_len, q_len) in enumerate(zip(prefixes, widths, strict=True)):

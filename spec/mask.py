@@ -19,6 +19,7 @@ from ddtree.spec.contracts import (
     TreeMask,
     VerifyLayout,
 )
+from ddtree.spec.dtypes import require_fields
 from ddtree.spec.errors import require
 from ddtree.spec.index import (
     bit_shift,
@@ -59,9 +60,10 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
         The mask in that form.
 
     Raises:
-        InputError: an unknown form, a layout of another batch or with more rows than the trees, or
-            a parent that does not come before its child.
+        InputError: an unknown form, a wrong dtype, a layout of another batch or with more rows than
+            the trees, or a parent that does not come before its child.
     """
+    require_fields(tree, layout)
     batch, rows = tree.parents.shape
     require(
         layout.qo_indptr.numel() == batch + 1,
@@ -97,9 +99,10 @@ def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
         The mask in that form.
 
     Raises:
-        InputError: an unknown form, a mask whose size is not the layout's, or a hidden prefix entry
-            where ``bits`` is wanted, which cannot say so.
+        InputError: an unknown form, a wrong dtype, a mask whose size is not the layout's, or a
+            hidden prefix entry where ``bits`` is wanted, which cannot say so.
     """
+    require_fields(mask, layout)
     _require_size(mask, layout)
     batch = layout.qo_indptr.numel() - 1
     return _write([read_mask(mask, layout, b) for b in range(batch)], layout, form)

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import Budget, DraftTree
+from ddtree.spec.dtypes import FLOAT, INDEX, require_dtype
 from ddtree.spec.errors import require
 from ddtree.spec.index import q_len_of
 from ddtree.spec.public import public
@@ -62,6 +63,8 @@ def build_tree(
         f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root "
         "for each request of draft_log_probs",
     )
+    require_dtype("draft_log_probs", draft_log_probs, FLOAT)
+    require_dtype("root_token_ids", root_token_ids, INDEX)
     kept = min(budget if topk is None else topk, vocab)
 
     q_len = q_len_of(budget)

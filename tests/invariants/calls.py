@@ -99,6 +99,7 @@ def whole_round(
         vocab_size=VOCAB,
         offset_bits=32,
         target_ids=target_ids,
+        commits_before=0,
         emitted=new_tokens(tree, acceptance),
     )
 

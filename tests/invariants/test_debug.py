@@ -128,9 +128,7 @@ def test_a_call_inside_a_call_is_seen() -> None:
     draft, roots, prefixes = round_inputs()
     with (
         debug(),
-        pytest.raises(
-            InvariantViolation, match=r"every bit is inverted|does not see prefix"
-        ) as caught,
+        pytest.raises(InvariantViolation, match=r"every bit is inverted") as caught,
     ):
         verify_round(draft, roots, prefixes, target, Budget(12))
     assert "verify_attention" in caught.value.where
@@ -419,7 +417,7 @@ def test_variable(value: str | None, on: bool) -> None:
 
 def test_variable_refuses_the_rest() -> None:
     """A value that is neither is an error that says what is understood."""
-    with pytest.raises(InputError, match="DDTREE_DEBUG is 'yess'; understood are 1, on, 0 and off"):
+    with pytest.raises(InputError, match="DDTREE_DEBUG is 'yess'; understood are 1, on, true, yes"):
         wanted("yess")
 
 

@@ -171,11 +171,11 @@ def test_the_width_is_named_only_where_every_segment_fits_it(segments: list[int]
 
 
 def test_two_explanations_are_both_given() -> None:
-    """Where another prefix explains the segments as well as a width does, the hint leaves both open."""
+    """Where lost columns explain the segments as well as a width does, the hint leaves both open."""
     call = Call(qo_indptr=indptr([16]), kv_indptr=indptr([24]), mask_indptr=indptr([8 * 32]))
     hint = violations(call)[0].hint
     assert "every segment fits width 8" in hint
-    assert "; or: the segments fit prefix lengths [0]; this call's are [24]" in hint
+    assert "; or: every segment is q_len * q_len: the prefix's columns were left out" in hint
     assert "; or: " not in violations(replace(call, max_q_len=8))[0].hint
 
 

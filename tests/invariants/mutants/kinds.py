@@ -60,14 +60,16 @@ def buffered(
 def short_mask(
     prefixes: list[int], q_len: int, entries: int, *, capture: bool, rows: int | None = None
 ) -> Call:
-    """Metadata alone, with a mask buffer of ``entries``."""
+    """Metadata alone, with a mask buffer of ``entries``: each row sees its prefix and itself."""
     lens = [q_len * (p + q_len) for p in prefixes]
     batch = len(prefixes)
+    rows_of = [torch.cat([torch.ones(q_len, p), torch.eye(q_len)], dim=1) for p in prefixes]
+    mask = torch.cat([seen.flatten() for seen in rows_of]).bool()
     return Call(
         qo_indptr=indptr([q_len] * batch),
         kv_indptr=indptr(prefixes),
         mask_indptr=indptr(lens),
-        custom_mask=torch.ones(entries, dtype=torch.bool),
+        custom_mask=mask[:entries],
         positions=torch.repeat_interleave(torch.tensor(prefixes), q_len)
         if rows is None
         else torch.zeros(rows, dtype=torch.int64),

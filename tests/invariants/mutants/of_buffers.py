@@ -113,4 +113,23 @@ BUFFERS = [
         0,
         2,
     ),
+    Mutant(
+        "flat_len",
+        "the first to be named says it too",
+        lambda: short_mask([100], 4, 400, capture=True),
+        None,
+        416,
+        400,
+        "without the tree's own columns",
+    ),
+    Mutant(
+        "stale_tail",
+        "a prefix without rows (vllm #43682)",
+        lambda: Call(
+            is_captured=True, qo_indptr=torch.tensor([0, 8, 8]), kv_indptr=torch.tensor([0, 5, 6])
+        ),
+        1,
+        5,
+        6,
+    ),
 ]

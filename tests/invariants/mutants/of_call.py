@@ -104,4 +104,27 @@ CALL = [
         f"at most {INT32_MAX}",
         2_200_000 * 1024 - 1,
     ),
+    Mutant(
+        "index_width",
+        "row * vocab over all rows of a graph, of which the call has 17",
+        lambda: Call(
+            is_captured=True,
+            qo_indptr=torch.tensor([0, 17]),
+            kv_indptr=torch.tensor([0, 0]),
+            positions=torch.zeros(15408, dtype=torch.int64),
+            vocab_size=151936,
+            offset_bits=32,
+        ),
+        None,
+        f"at most {INT32_MAX}",
+        15408 * 151936 - 1,
+    ),
+    Mutant(
+        "index_width",
+        "row * stride of the tree's own keys in 32 bits",
+        lambda: Call(num_rows=600_000, slot_stride=4096, offset_bits=32),
+        None,
+        f"at most {INT32_MAX}",
+        600_000 * 4096 - 1,
+    ),
 ]

@@ -6,7 +6,7 @@ import torch
 
 from ddtree.invariants import Call
 from tests.invariants.calls import field, put, whole_round
-from tests.invariants.mutants.kinds import Mutant, change, spoil
+from tests.invariants.mutants.kinds import Mutant, change, spoil, swap
 
 
 def moved() -> Call:
@@ -103,4 +103,5 @@ COMMIT = [
         change(lambda c: {"slot_table_after": field(c, "slot_table_after").roll(1, dims=1)}),
         0,
     ),
+    Mutant("commit_once", "the acceptance committed again", swap(commits_before=1), None, 0, 1),
 ]

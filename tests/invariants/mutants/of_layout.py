@@ -1,9 +1,11 @@
 """Mutants of the layout."""
 
+from dataclasses import replace
+
 import torch
 
 from ddtree.invariants import Call
-from tests.invariants.calls import field, indptr
+from tests.invariants.calls import field, indptr, whole_round
 from tests.invariants.mutants.kinds import Mutant, change, short_mask, spoil, swap
 
 
@@ -35,6 +37,15 @@ def _exchanged(c: Call) -> torch.Tensor:
     slots = field(c, "kv_indices").clone()
     slots[:2] = slots[:2].flip(0)
     return slots
+
+
+def _zero_as_one() -> Call:
+    call = replace(whole_round(prefixes=(5, 0)), prefix_lens=None)
+    return replace(
+        call,
+        kv_indptr=indptr([5, 1]),
+        kv_indices=torch.cat([field(call, "kv_indices"), torch.tensor([-1])]),
+    )
 
 
 def _siblings_as_chain() -> Call:
@@ -280,6 +291,152 @@ LAYOUT = [
         "input_ids",
         "tokens of the round before",
         change(lambda c: {"input_ids": field(c, "input_ids").roll(1)}),
+        0,
+    ),
+    Mutant(
+        "mask_len",
+        "columns of the tree alone",
+        swap(mask_indptr=indptr([17 * 17, 17 * 17])),
+        0,
+        374,
+        289,
+        "every segment is q_len * q_len: the prefix's columns were left out",
+    ),
+    Mutant(
+        "mask_len",
+        "prefix_len + budget columns",
+        swap(mask_indptr=indptr([17 * 21, 17 * 19])),
+        0,
+        374,
+        357,
+        "each row lacks one column",
+    ),
+    Mutant(
+        "mask_len",
+        "cumulated twice",
+        swap(mask_indptr=torch.tensor([0, 374, 1088])),
+        1,
+        340,
+        714,
+        "mask_indptr was cumulated twice",
+    ),
+    Mutant(
+        "mask_len",
+        "every request as long as the longest",
+        swap(mask_indptr=indptr([374, 374])),
+        1,
+        340,
+        374,
+        "the columns of the longest prefix, 5",
+    ),
+    Mutant(
+        "mask_len",
+        "lengths that some other prefixes would fit, which stand nowhere else",
+        swap(mask_indptr=indptr([17 * 27, 17 * 31])),
+        0,
+        374,
+        459,
+    ),
+    Mutant(
+        "mask_len",
+        "the prefixes that the positions have",
+        change(
+            lambda c: {
+                "mask_indptr": indptr([17 * 27, 17 * 31]),
+                "positions": field(c, "positions") + torch.tensor([5] * 17 + [11] * 17),
+            }
+        ),
+        0,
+        374,
+        459,
+        "fit prefix lengths [10, 14]; this call's are [5, 3]: [10, 14] are the roots' positions",
+    ),
+    Mutant(
+        "max_q_len",
+        "one row too few",
+        swap(max_q_len=16),
+        None,
+        17,
+        16,
+        "leaves out row 16 of a request",
+    ),
+    Mutant(
+        "mask_indptr",
+        "a mask without the last request's segment",
+        change(lambda c: {"custom_mask": field(c, "custom_mask")[:374]}),
+        None,
+        374,
+        714,
+        "the missing 340 entries are the segment of request 1",
+    ),
+    Mutant(
+        "kv_indptr",
+        "the root counted",
+        swap(kv_indptr=indptr([6, 4])),
+        1,
+        3,
+        4,
+        "kv_indptr counts the root",
+    ),
+    Mutant(
+        "kv_indptr",
+        "the root counted, without prefix_lens",
+        change(lambda c: {"kv_indptr": indptr([6, 4]), "prefix_lens": None}),
+        0,
+        5,
+        6,
+        "kv_indptr counts the root",
+    ),
+    Mutant(
+        "kv_indptr",
+        "length 0 turned into 1, without prefix_lens (vllm #43682)",
+        lambda: _zero_as_one(),
+        1,
+        0,
+        1,
+        "a prefix of 0 was counted as 1",
+    ),
+    Mutant(
+        "kv_indptr",
+        "prefixes cut to a window",
+        lambda: Call(kv_indptr=indptr([8, 3]), prefix_lens=torch.tensor([20, 3])),
+        0,
+        20,
+        8,
+        "cut to a window of 8",
+    ),
+    Mutant(
+        "kv_indptr",
+        "an int32 that wrapped",
+        lambda: Call(kv_indptr=torch.tensor([0, 2**31 - 1, 5 - 2**31], dtype=torch.int32)),
+        1,
+        "at least 2147483647",
+        5 - 2**31,
+        "is 2147483653 - 2^32: the offset overflowed 32 bits",
+    ),
+    Mutant(
+        "kv_indptr",
+        "a negative end that is no overflow",
+        lambda: Call(kv_indptr=torch.tensor([0, 5, -1], dtype=torch.int32)),
+        1,
+        "at least 5",
+        -1,
+    ),
+    Mutant(
+        "positions",
+        "by row, where the parents alone tell the depths",
+        lambda: replace(_siblings_as_chain(), depths=None),
+        0,
+        5,
+        6,
+        "positions are prefix_len + row",
+    ),
+    Mutant(
+        "qo_indptr",
+        "a request without rows",
+        lambda: Call(qo_indptr=indptr([3, 0, 3])),
+        1,
+        "at least 1",
         0,
     ),
 ]

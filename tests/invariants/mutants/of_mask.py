@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from ddtree.invariants import Call
-from tests.invariants.calls import field, indptr, verify
+from ddtree.invariants.diagnosis import reversed_bits
+from tests.invariants.calls import field, indptr, put, verify
 from tests.invariants.mutants.kinds import Mutant, change, spoil, swap
 
 
@@ -22,6 +23,14 @@ def _one_bit(tree: torch.Tensor) -> torch.Tensor:
     changed = tree.clone()
     changed[1, 2] = True
     return changed
+
+
+def _no_tree(
+    prefixes: list[int], edit: Callable[[torch.Tensor], torch.Tensor], topk: int = 3
+) -> Call:
+    """A call without its tree, the flat mask edited: 13 nodes in 17 rows, or a chain of 8."""
+    _, layout, mask = verify(prefixes, 16, topk, horizon=2 if topk > 1 else 7)
+    return Call.of(layout, custom_mask=edit(mask.allowed))
 
 
 # The whole round: prefixes [5, 3], budget 16, 13 nodes in 17 rows each, accepted rows scattered.
@@ -112,6 +121,7 @@ MASK = [
         0,
         None,
         1.0,
+        "bias is 1 where attending is allowed",
     ),
     Mutant(
         "visibility",
@@ -203,6 +213,72 @@ MASK = [
         "the same in the bits",
         change(lambda c: {"words": field(c, "words") | (1 << 16)}),
         0,
+        0,
+        1,
+    ),
+    Mutant(
+        "visibility",
+        "packed with bit 7 first",
+        change(lambda c: {"packed": reversed_bits(field(c, "packed"))}),
+        0,
+        None,
+        None,
+        "LSB first",
+    ),
+    Mutant(
+        "visibility",
+        "one request's rows all visible, the other's right (sglang #39160)",
+        change(lambda c: {"custom_mask": field(c, "custom_mask") | (torch.arange(714) < 374)}),
+        0,
+        0,
+        1,
+    ),
+    Mutant(
+        "mask_is_tree",
+        "inverted, without a prefix and a tree",
+        lambda: _no_tree([0, 0], lambda mask: ~mask),
+        0,
+        [0],
+        None,
+        "every bit is inverted",
+    ),
+    Mutant(
+        "mask_is_tree",
+        "all ones, without a tree",
+        lambda: _no_tree([5, 3], torch.ones_like),
+        1,
+        [0],
+        list(range(17)),
+    ),
+    Mutant(
+        "mask_is_tree",
+        "a grandparent hidden, without a tree",
+        lambda: put(_no_tree([5], lambda mask: mask, topk=1), "custom_mask", 22 * 2 + 5, False),
+        0,
+        [0, 1, 2],
+        [1, 2],
+    ),
+    Mutant(
+        "mask_positions",
+        "by row, without a tree",
+        lambda: replace(_no_tree([5], lambda mask: mask), positions=5 + torch.arange(17)),
+        0,
+        6,
+        7,
+    ),
+    Mutant(
+        "mask_positions",
+        "causal mask of the call before, without a tree (flashinfer #1028)",
+        lambda: _no_tree([0], lambda mask: torch.ones(17, 17).tril().bool().flatten()),
+        0,
+        2,
+        1,
+    ),
+    Mutant(
+        "spare_bits",
+        "a bit past q_len",
+        change(lambda c: {"words": field(c, "words") | (1 << 20)}),
+        1,
         0,
         1,
     ),

@@ -25,6 +25,26 @@ def _token_zero() -> Call:
     return Call(token_ids=tokens, parents=parents, num_nodes=(tokens != 0).sum(dim=1))
 
 
+def _cousins(tokens: list[int], parents: list[int]) -> Call:
+    """A first candidate of probability 1/2 twice, then one of probability 1: all rows but the root tie."""
+    half = [0.0] + [-0.6931471805599453] * 4
+    return Call(
+        token_ids=torch.tensor([tokens]),
+        parents=torch.tensor([parents]),
+        scores=torch.tensor([half], dtype=torch.float64),
+        num_nodes=torch.tensor([5]),
+    )
+
+
+def _without_root() -> Call:
+    """Five nodes, one of them token 0, counted as four."""
+    return Call(
+        token_ids=torch.tensor([[3, 0, 5, 7, 2]]),
+        parents=torch.tensor([[-1, 0, 0, 1, 2]]),
+        num_nodes=torch.tensor([4]),
+    )
+
+
 # The whole round: prefixes [5, 3], budget 16, 13 nodes in 17 rows each, accepted rows scattered.
 TREE = [
     Mutant("num_nodes", "a tree without its root", spoil("num_nodes", 1, 0), 1, "1 to 17", 0),
@@ -95,4 +115,38 @@ TREE = [
         11,
     ),
     Mutant("token_range", "a negative token", spoil("token_ids", (0, 5), -1), 0, "0 to 10", -1),
+    Mutant(
+        "tie_order",
+        "cousins of one score by level, not by rank path",
+        lambda: _cousins([0, 0, 1, 0, 0], [-1, 0, 0, 1, 2]),
+        0,
+        "rank path [0, 0] before [1]",
+        "rank path [1] before [0, 0]",
+    ),
+    Mutant(
+        "parent_order",
+        "num_nodes is the width of the rows",
+        swap(num_nodes=torch.tensor([17, 17])),
+        0,
+        "0 to 12",
+        -1,
+        "padding was counted",
+    ),
+    Mutant(
+        "padding",
+        "the root not counted, or the one token 0",
+        lambda: _without_root(),
+        0,
+        -1,
+        None,
+        "or: the root was not counted",
+    ),
+    Mutant(
+        "padding",
+        "the root not counted, no token 0",
+        lambda: Call(parents=torch.tensor([[-1, 0, 0]]), num_nodes=torch.tensor([2])),
+        0,
+        -1,
+        0,
+    ),
 ]

@@ -1,0 +1,251 @@
+"""Which field is believed where two disagree, and what is demanded where the call tells little."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ddtree.invariants import Call, InvariantViolation, debug, violations
+from ddtree.invariants.exact_target import ExactTarget
+from ddtree.spec import (
+    Acceptance,
+    Budget,
+    DraftTree,
+    FlatMask,
+    PagedKV,
+    VerifyBuffers,
+    VerifyLayout,
+    build_tree,
+    commit_kv,
+    plan_verify,
+    tree_mask,
+    verify_attention,
+)
+from tests.invariants.calls import configured_width, indptr, tables, verify
+
+
+def ragged(q_lens: list[int], prefixes: list[int]) -> tuple[DraftTree, VerifyLayout, FlatMask]:
+    """Chains of just ``q_lens`` rows."""
+    batch, most = len(q_lens), max(q_lens)
+    rows = torch.arange(most).repeat(batch, 1)
+    real = rows < torch.tensor(q_lens)[:, None]
+    tree = DraftTree(
+        torch.where(real, rows + 1, 0),
+        torch.where(real, rows - 1, -1).int(),
+        torch.where(real, rows, 0).int(),
+        torch.where(real, -rows.double(), -torch.inf),
+        torch.tensor(q_lens, dtype=torch.int32),
+    )
+    layout = plan_verify(
+        tree, torch.tensor(prefixes), tables(batch, max(prefixes) + most), tree.num_nodes
+    )
+    return tree, layout, tree_mask(tree, layout, "flat")
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "prefixes", "request_", "numbers"),
+    [([8, 9], [5, 3], 1, (108, 88)), ([8, 10, 8], [10, 0, 17], 1, (100, 64))],
+)
+@pytest.mark.parametrize("buffered", [False, True])
+def test_ragged_widths(
+    q_lens: list[int],
+    prefixes: list[int],
+    request_: int,
+    numbers: tuple[int, int],
+    buffered: bool,
+) -> None:
+    """The trees' node counts are the widths of a ragged call whose rows they sum to."""
+    tree, layout, mask = ragged(q_lens, prefixes)
+    assert violations(Call.of(tree, layout, mask)) == []
+    if buffered:
+        buffers = VerifyBuffers(len(q_lens), max(q_lens), max(prefixes))
+        buffers.fill(tree, layout, mask)
+        layout, mask = buffers.layout, buffers.mask
+    wrong = configured_width(layout, 8, ("qo_indptr", "mask_indptr"))
+    found = violations(Call.of(tree, wrong, mask))
+    first = found[0]
+    assert (first.invariant, first.request, (first.expected, first.found)) == (
+        "mask_len",
+        request_,
+        numbers,
+    )
+    assert first.hint.startswith(
+        f"every segment fits width 8; this call's q_lens are {sorted(set(q_lens))}: the width came from"
+    )
+    innocent = {"flat_len", "max_q_len", "visibility", "prefix_visible", "positions"}
+    assert not innocent & {violation.invariant for violation in found}
+
+
+@pytest.mark.parametrize("lens", [[6, 4], [7, 3], [5, 9]])
+def test_a_wrong_kv_indptr_is_named(lens: list[int]) -> None:
+    """Mask and roots' positions that agree refute kv_indptr, as on entry to the attention."""
+    _, layout, mask = verify([5, 3], 16, 3, horizon=2)
+    assert violations(Call.of(layout, mask)) == []
+    wrong = replace(layout, kv_indptr=indptr(lens, torch.int32))
+    first = violations(Call.of(wrong, mask))[0]
+    b = 0 if lens[0] != 5 else 1
+    assert (first.invariant, first.request, first.expected, first.found) == (
+        "kv_indptr",
+        b,
+        [5, 3][b],
+        lens[b],
+    )
+
+
+def test_a_window_is_no_wrong_kv_indptr() -> None:
+    """KV cut to a window makes the full mask the odd one out, and the window is told."""
+    _, layout, mask = verify([20, 3], 7, 4)
+    slots = torch.cat([layout.kv_indices[12:20], layout.kv_indices[20:]])
+    wrong = replace(layout, kv_indptr=indptr([8, 3], torch.int32), kv_indices=slots)
+    first = violations(Call.of(wrong, mask))[0]
+    assert (first.invariant, first.expected, first.found) == ("mask_len", 8 * 16, 8 * 28)
+    assert "[8, 3] are [20, 3] cut to a window of 8" in first.hint
+
+
+@pytest.mark.parametrize("budget", [1, 16])
+def test_the_rows_written_decide_in_buffers(budget: int) -> None:
+    """A layout alone in fixed buffers: the rows that were written say which indptr is wrong."""
+    tree, layout, mask = verify([5], budget, 4)
+    buffers = VerifyBuffers(1, 17, 10)
+    buffers.fill(tree, layout, mask)
+    assert violations(Call.of(buffers.layout)) == []
+    rows = replace(buffers.layout, qo_indptr=torch.tensor([0, 8], dtype=torch.int32))
+    first = violations(Call.of(rows))[0]
+    assert (first.invariant, first.expected, first.found) == ("qo_indptr", budget + 1, 8)
+    assert first.hint.startswith(f"every segment fits width 8; this call's q_len is {budget + 1}")
+    segments = replace(buffers.layout, mask_indptr=torch.tensor([0, 104]))
+    first = violations(Call.of(segments))[0]
+    assert (first.invariant, first.found) == ("mask_len", 104)
+    assert first.hint.startswith(f"every segment fits width 8; this call's q_len is {budget + 1}")
+
+
+def test_two_indptrs_alone_in_buffers_get_no_hint() -> None:
+    """Where nothing but the two indptrs tells a width, no cause is given for their difference."""
+    call = Call(
+        is_captured=True,
+        qo_indptr=indptr([8]),
+        kv_indptr=indptr([5]),
+        mask_indptr=indptr([2 * 7]),
+    )
+    assert [(v.invariant, v.hint) for v in violations(call)] == [("mask_len", "")]
+
+
+def _rows(prefix: float, tree: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def rows(square: torch.Tensor) -> torch.Tensor:
+        square[13:, :5], square[13:, 5:] = prefix, tree
+        return square
+
+    return rows
+
+
+PADDING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sees nothing": _rows(0, 0),
+    "sees the prefix": _rows(1, 0),
+    "sees everything": _rows(1, 1),
+    "sees the tree alone": _rows(0, 1),
+}
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("words", [False, True])
+def test_an_engines_padding_rows_raise_no_alarm(padding: str, words: bool) -> None:
+    """Without the tree nothing is demanded of rows at the root's position but the first."""
+    _, layout, mask = verify([5], 16, 3, horizon=2)  # 13 nodes in 17 rows
+    square = PADDING[padding](mask.allowed.reshape(17, 22).float()).bool()
+    call = Call.of(layout, custom_mask=square.flatten())
+    if words:
+        bits = (square[:, 5:].long() << torch.arange(17)).sum(1, keepdim=True)
+        call = replace(call, custom_mask=None, words=bits.int())
+    assert [str(v) for v in violations(call)] == []
+    assert [str(v) for v in violations(replace(call, positions=None))] == []
+    far = layout.positions.clone()
+    far[13:] = 0
+    assert [str(v) for v in violations(replace(call, positions=far))] == []
+
+
+def test_ties_of_cousins_in_order() -> None:
+    """Rows of one score in the order of their rank paths are right, as the reference makes them."""
+    log_probs = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]]).log()
+    for budget in range(7):
+        tree = build_tree(log_probs, torch.tensor([0]), Budget(budget))
+        assert [str(v) for v in violations(Call.of(tree))] == []
+
+
+def test_a_second_commit_is_named() -> None:
+    """With pages, debug mode stops a second commit of one pass; another pool or pass is no second."""
+    tree, layout, _ = verify([2], 3, 1)
+    acceptance = Acceptance(
+        torch.tensor([[0, 1, -1]], dtype=torch.int32),
+        torch.tensor([2], dtype=torch.int32),
+        torch.tensor([4]),
+    )
+
+    def kv() -> PagedKV:
+        pool = torch.arange(6.0).reshape(6, 1, 1)
+        return PagedKV((pool,), (pool.clone(),), tables(1, 6), page_size=2)
+
+    first = kv()
+    with debug():
+        commit_kv(first, layout, acceptance)
+        commit_kv(kv(), layout, acceptance)
+        commit_kv(first, layout, replace(acceptance))
+        before = first.keys[0].clone()
+        commit_kv(first, layout, acceptance)
+        with pytest.raises(
+            InvariantViolation, match="commit_once is broken, on entry to commit_kv"
+        ):
+            commit_kv(first, layout, acceptance)
+        assert torch.equal(first.keys[0], before)
+    assert int(tree.num_nodes[0]) == 4
+
+
+def test_reused_tensors_are_no_second_commit() -> None:
+    """The same objects with the next round's numbers in them are the next round."""
+    table = tables(1, 8)
+    tree, layout, _ = verify([2], 3, 1)
+    layout = plan_verify(tree, torch.tensor([2]), table)
+    layout = replace(layout, kv_indices=torch.nn.functional.pad(layout.kv_indices, (0, 1)))
+    acceptance = Acceptance(
+        torch.tensor([[0, -1, -1]], dtype=torch.int32),
+        torch.tensor([1], dtype=torch.int32),
+        torch.tensor([4]),
+    )
+    kv = PagedKV((), (), table, page_size=2)
+    with debug():
+        commit_kv(kv, layout, acceptance)
+        later = plan_verify(tree, torch.tensor([3]), table)
+        for name, value in later.__dict__.items():
+            if isinstance(value, torch.Tensor):
+                getattr(layout, name).copy_(value)
+        commit_kv(kv, layout, acceptance)
+
+
+def test_a_layout_wider_than_the_tree_is_named() -> None:
+    """The exact target leaves a wrong width to the attention call, whose check names it."""
+    prompt = (1, 2, 3, 4, 5)
+    target = ExactTarget([prompt], tables(1, 20), 20, 6)
+    tree = ragged([2], [5])[0]
+    layout = plan_verify(tree, torch.tensor([5]), target.slot_table)
+    buffers = VerifyBuffers(1, 8, 5)
+    buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
+    wrong = replace(buffers.layout, qo_indptr=torch.tensor([0, 8], dtype=torch.int32))
+    with debug(), pytest.raises(InvariantViolation, match="on entry to verify_attention") as caught:
+        target.forward(tree, wrong, buffers.mask)
+    violation = caught.value
+    assert (violation.invariant, violation.expected, violation.found) == ("qo_indptr", 2, 8)
+
+
+def test_attention_alone_in_debug_mode() -> None:
+    """The attention call knows no tree, and stops an inverted mask and positions by row all the same."""
+    _, layout, mask = verify([0], 7, 4)
+    made: dict[str, Any] = {name: torch.randn(8, 1, 4) for name in ("query", "key", "value")}
+    pools: dict[str, Any] = {name: torch.randn(8, 1, 4) for name in ("key_pool", "value_pool")}
+    with debug():
+        verify_attention(**made, **pools, layout=layout, mask=mask)
+        with pytest.raises(InvariantViolation, match="mask_is_tree"):
+            verify_attention(**made, **pools, layout=layout, mask=FlatMask(~mask.allowed))
+        by_row = replace(layout, positions=torch.arange(8))
+        with pytest.raises(InvariantViolation, match="mask_positions"):
+            verify_attention(**made, **pools, layout=by_row, mask=mask)
