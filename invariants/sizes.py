@@ -281,8 +281,10 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     for widths in _candidates(call, batch, prefix_lens, own):
         if widths not in possible and _bears_out(call, widths):
             possible.append(widths)
+    if not possible:
+        return _by_positions(call, batch, prefix_lens) or own
     if len(possible) < 2:
-        return possible[0] if possible else own
+        return possible[0]
     trees = [_tree(call, b) for b in range(batch)]
     return max(
         possible, key=lambda widths: _read_right(call, widths, prefix_lens, trees)
@@ -318,6 +320,27 @@ def _candidates(
     tree = call.parents if call.parents is not None else call.token_ids
     if tree is not None:
         yield [int(tree.shape[1])] * batch
+
+
+def _by_positions(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
+    """The only widths with which each request's positions begin where its rows do."""
+    nodes = _own_lens(call.num_nodes, batch)
+    rows = written_rows(call) if total_rows(call) is None else total_rows(call)
+    if nodes is None or rows is None or prefix_lens is None or call.positions is None:
+        return None
+    if call.depths is None or call.depths.shape[0] != batch or max(nodes) > call.depths.shape[1]:
+        return None
+    ways: dict[int, list[Lens]] = {0: [[]]}  # rows so far: widths so far, two ways at most
+    for b, (count, prefix_len) in enumerate(zip(nodes, prefix_lens, strict=True)):
+        right = index.position(prefix_len, call.depths[b, :count].long())
+        longer: dict[int, list[Lens]] = {}
+        for start, before in ways.items():
+            if torch.equal(call.positions[start : start + count].long(), right):
+                for width in range(count, call.depths.shape[1] + 1):
+                    end = longer.setdefault(start + width, [])
+                    end += [[*widths, width] for widths in before][: 2 - len(end)]
+        ways = longer
+    return ways[rows][0] if len(ways.get(rows, [])) == 1 else None
 
 
 def _by_length(call: Call, claimed: Sizes) -> Lens | None:

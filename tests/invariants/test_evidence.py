@@ -25,6 +25,8 @@ from ddtree.spec import (
 )
 from tests.invariants.calls import configured_width, indptr, tables, verify
 
+FIELDS = ("qo_indptr", "mask_indptr", "max_q_len")
+
 
 def ragged(q_lens: list[int], prefixes: list[int]) -> tuple[DraftTree, VerifyLayout, FlatMask]:
     """Chains of just ``q_lens`` rows."""
@@ -76,6 +78,18 @@ def test_ragged_widths(
     )
     innocent = {"flat_len", "max_q_len", "visibility", "prefix_visible", "positions"}
     assert not innocent & {violation.invariant for violation in found}
+
+
+def test_ragged_widths_with_padding() -> None:
+    """Widths that neither the rows nor the nodes give are those with which the positions begin."""
+    tree, _, _ = ragged([3, 10, 7], [10, 0, 17])
+    table = tables(3, 27)
+    layout = plan_verify(tree, torch.tensor([10, 0, 17]), table, torch.tensor([8, 10, 8]))
+    mask = tree_mask(tree, layout, "flat")
+    assert violations(Call.of(tree, layout, mask)) == []
+    first = violations(Call.of(tree, configured_width(layout, 8, FIELDS), mask))[0]
+    assert (first.invariant, first.request, first.expected, first.found) == ("mask_len", 1, 100, 64)
+    assert "every segment fits width 8; this call's q_lens are [8, 10]" in first.hint
 
 
 @pytest.mark.parametrize("lens", [[6, 4], [7, 3], [5, 9]])
