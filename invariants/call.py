@@ -153,6 +153,8 @@ def contents(item: object) -> dict[str, Any]:
     # buffers and rounds are recognised by what they hold: spec's largest modules stay unimported
     if hasattr(item, "layout") and hasattr(item, "mask"):
         return _composite(item)
+    if isinstance(item, Call):
+        raise InputError("a Call is a captured call, no part of one: give it by name, call=...")
     raise InputError(f"a {type(item).__name__} is no part of a captured call")
 
 

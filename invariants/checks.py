@@ -9,7 +9,7 @@ from ddtree.invariants.sizes import sizes_of
 from ddtree.invariants.table import TABLE
 from ddtree.invariants.violation import InvariantViolation, Violation
 from ddtree.spec.contracts import Acceptance, Commit, DraftTree, TreeMask, VerifyLayout
-from ddtree.spec.errors import require
+from ddtree.spec.errors import given, require
 
 _STRUCTURE = {"batch", "tree_shape"}
 """Where these are broken nothing else can be addressed, so nothing else is checked."""
@@ -43,7 +43,11 @@ def report(call: Call, where: str = "") -> Report:
     Args:
         call: the call; what it does not hold is not checked.
         where: what is being checked, for the message: "on entry to verify_attention".
+
+    Raises:
+        InputError: what is given is no ``Call``.
     """
+    _require_call(call)
     call = call.on_cpu()
     sizes = sizes_of(call)
     held: list[str] = []
@@ -108,10 +112,19 @@ def check(
         "give the buffers, or the layout and mask, not both: buffers hold their own",
     )
     parts = Call.of(tree, layout, mask, buffers, acceptance, commit, **known)
+    if call is not None:
+        _require_call(call)
     whole = parts if call is None else replace(call, **parts.known())
     require(bool(whole.known()), "there is nothing to check: give a tree, a layout, a mask, ...")
     for violation in violations(whole, where):
         raise violation
+
+
+def _require_call(call: object) -> None:
+    require(
+        isinstance(call, Call),
+        f"call is {given(call)}; expected a Call (Call.of makes one from trees, layouts, masks, ...)",
+    )
 
 
 def _violation(

@@ -9,8 +9,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
-from ddtree.spec.dtypes import FLOAT, INDEX, require_dtype, require_fields
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import FLOAT, INDEX, require_kind, require_tensor
+from ddtree.spec.errors import require, require_int
 from ddtree.spec.mask import request_lens
 from ddtree.spec.public import public
 from ddtree.spec.sampling import sample, target_distribution
@@ -35,17 +35,18 @@ def accept_greedy(
         InputError: a wrong dtype, a layout with fewer requests or more query rows than given, a
             request without its real rows, or a path deeper than ``horizon``.
     """
-    require_fields(tree, layout)
-    require_dtype("target_ids", target_ids, INDEX)
+    require_kind("tree", tree, DraftTree)
+    require_kind("layout", layout, VerifyLayout)
+    require_tensor("target_ids", target_ids, INDEX, ("rows",))
+    require_int("horizon", horizon, 0, "a tree of the root alone")
     batch = tree.token_ids.shape[0]
-    require(horizon >= 0, f"horizon is {horizon}; the least is 0, a tree of the root alone")
     require(
         layout.qo_indptr.numel() > batch,
         f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
     )
     rows = int(layout.qo_indptr[batch])
     require(
-        target_ids.ndim == 1 and target_ids.numel() >= rows,
+        target_ids.numel() >= rows,
         f"target_ids has shape {list(target_ids.shape)}; the layout has {rows} query rows",
     )
     nodes = torch.full((batch, horizon + 1), -1, dtype=torch.int32)
@@ -108,16 +109,16 @@ def accept_sampled(
         InputError: as ``accept_greedy``; uniforms outside [0, 1); sampling parameters or logits
             that define no distribution.
     """
-    require_fields(tree, layout)
-    require_dtype("target_logits", target_logits, FLOAT)
-    require_dtype("uniforms", uniforms, (torch.float64,))
+    require_kind("layout", layout, VerifyLayout)
+    require_tensor("target_logits", target_logits, FLOAT, ("rows", "vocab"))
+    require_tensor("uniforms", uniforms, (torch.float64,), ("rows",))
     rows = int(layout.qo_indptr[-1])
     require(
-        target_logits.ndim == 2 and target_logits.shape[0] >= rows,
+        target_logits.shape[0] >= rows,
         f"target_logits has shape {list(target_logits.shape)}; the layout has {rows} query rows",
     )
     require(
-        uniforms.ndim == 1 and uniforms.numel() >= rows,
+        uniforms.numel() >= rows,
         f"uniforms has shape {list(uniforms.shape)}; the layout has {rows} query rows",
     )
     probs = target_distribution(target_logits[:rows], temperature, top_k, top_p)

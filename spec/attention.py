@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ddtree.spec.contracts import TreeMask, VerifyLayout
-from ddtree.spec.dtypes import FLOAT, require_dtype, require_fields
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import FLOAT, require_kind, require_tensor
+from ddtree.spec.errors import require, require_int, require_number
 from ddtree.spec.index import window_start
-from ddtree.spec.mask import read_mask, request_lens
+from ddtree.spec.mask import FORMS, read_mask, request_lens
 from ddtree.spec.public import public
 
 
@@ -61,9 +61,16 @@ def verify_attention(
             that reads past the end of a tensor.
     """
     _require_shapes(query, key, value, key_pool, value_pool, sinks)
-    require_fields(layout, mask)
-    require(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0")
-    require(window is None or window >= 1, f"window is {window}; the least is 1, the row itself")
+    require_kind("layout", layout, VerifyLayout)
+    require_kind("mask", mask, *FORMS)
+    if scale is not None:
+        require_number("scale", scale)
+    if softcap is not None:
+        require_number("softcap", softcap)
+        require(softcap > 0, f"softcap is {softcap}; it must be above 0")
+    if window is not None:
+        require_int("window", window, 1, "the row itself")
+    require(compute_dtype in FLOAT, f"compute_dtype is {compute_dtype}; expected a floating dtype")
     num_rows, q_heads, head_dim = query.shape
     group = q_heads // key.shape[1]
     factor = head_dim**-0.5 if scale is None else scale
@@ -132,15 +139,11 @@ def _require_shapes(
         ("key_pool", key_pool),
         ("value_pool", value_pool),
     ):
-        require(
-            tensor.ndim == 3,
-            f"{name} has shape {list(tensor.shape)}; expected [rows, heads, head_dim]",
-        )
+        require_tensor(name, tensor, FLOAT, ("rows", "heads", "head_dim"))
         require(
             tensor.shape[2] == query.shape[2],
             f"{name} has head_dim {tensor.shape[2]}, query {query.shape[2]}",
         )
-        require_dtype(name, tensor, FLOAT)
     require(key.shape == value.shape, f"key has shape {list(key.shape)}, value {list(value.shape)}")
     require(
         key_pool.shape == value_pool.shape,
@@ -155,10 +158,8 @@ def _require_shapes(
         kv_heads >= 1 and q_heads % kv_heads == 0,
         f"{q_heads} query heads do not divide into {kv_heads} KV heads",
     )
-    require(
-        sinks is None or sinks.shape == (q_heads,),
-        f"sinks has shape {list(sinks.shape) if sinks is not None else None}; expected [{q_heads}]",
-    )
+    if sinks is not None:
+        require_tensor("sinks", sinks, FLOAT, (q_heads,))
 
 
 def _require_slots(b: int, slots: Tensor, num_slots: int) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
-from ddtree.spec.dtypes import require_fields
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import require, require_int
 from ddtree.spec.index import mask_len
 from ddtree.spec.public import public
 
@@ -42,11 +42,12 @@ class VerifyBuffers:
             device: where the tensors live.
 
         Raises:
-            InputError: a size below its least.
+            InputError: a size that is no whole number or below its least.
         """
-        require(max_batch >= 1, f"max_batch is {max_batch}; the least is 1")
-        require(max_q_len >= 1, f"max_q_len is {max_q_len}; the least is 1, the root")
-        require(max_context >= 0, f"max_context is {max_context}; the least is 0")
+        require_int("max_batch", max_batch, 1)
+        require_int("max_q_len", max_q_len, 1, "the root")
+        require_int("max_context", max_context, 0)
+        require_int("pad_slot", pad_slot, -1, "not written")
         self.max_batch = max_batch
         self.max_q_len = max_q_len
         self.max_context = max_context
@@ -93,7 +94,10 @@ class VerifyBuffers:
 @public
 def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: FlatMask) -> None:
     """Fill the buffers; a function of its own so that debug mode sees it."""
-    require_fields(tree, layout, mask)
+    require_kind("tree", tree, DraftTree)
+    require_kind("layout", layout, VerifyLayout)
+    require_kind("mask", mask, FlatMask)
+    require_int("max_q_len", layout.max_q_len, 0)
     batch = layout.qo_indptr.numel() - 1
     prefix_lens = layout.kv_indptr.diff()
     longest = int(prefix_lens.max()) if batch else 0

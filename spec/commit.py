@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
-from ddtree.spec.dtypes import require_fields
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import require, require_int
 from ddtree.spec.index import commit_entry, kv_len
 from ddtree.spec.mask import request_lens
 from ddtree.spec.public import public
@@ -41,9 +41,15 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
             the request's rows, a page size below 1, a slot outside the pools, or a tree that was laid
             out with another slot table. Nothing is changed then.
     """
-    require_fields(kv, layout, acceptance)
+    require_kind("kv", kv, PagedKV)
+    require_kind("layout", layout, VerifyLayout)
+    require_kind("acceptance", acceptance, Acceptance)
     batch, width = acceptance.nodes.shape
-    require(kv.page_size >= 1, f"page_size is {kv.page_size}; the least is 1")
+    require_int("page_size", kv.page_size, 1)
+    for name, pools in (("keys", kv.keys), ("values", kv.values)):
+        require_kind(f"PagedKV.{name}", pools, tuple)
+        for layer, pool in enumerate(pools):
+            require_kind(f"PagedKV.{name}[{layer}]", pool, Tensor)
     require(
         len(kv.keys) == len(kv.values), f"{len(kv.keys)} key pools, {len(kv.values)} value pools"
     )

@@ -1,7 +1,9 @@
-"""The dtypes that the reference reads. Another one would fail inside torch or be misread without a word.
+"""What the reference reads: kinds, dtypes and axes. Others would fail inside torch or be misread.
 
 Index fields may be int32 or int64 whatever their annotation says: both are read the same.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from ddtree.spec.contracts import (
     PagedKV,
     VerifyLayout,
 )
-from ddtree.spec.errors import require
+from ddtree.spec.errors import InputError, given, require
 
 Dtypes = tuple[torch.dtype, ...]
 
@@ -40,14 +42,25 @@ _FIELDS: dict[type, dict[str, Dtypes]] = {
 }
 
 
-def require_fields(*parts: object) -> None:
-    """Refuse contract objects that hold a field of a dtype that would be misread."""
-    for part in parts:
-        for name, wanted in _FIELDS[type(part)].items():
-            require_dtype(f"{type(part).__name__}.{name}", getattr(part, name), wanted)
+def require_kind(name: str, value: object, *kinds: type) -> None:
+    """Refuse what is none of these kinds, and a contract that holds a field that would be misread."""
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    require(isinstance(value, kinds), f"{name} is {given(value)}; expected {wanted}")
+    kind = type(value)
+    for field, dtypes in _FIELDS.get(kind, {}).items():
+        axes = kind.__annotations__[field].dim_str.split()
+        require_tensor(f"{kind.__name__}.{field}", getattr(value, field), dtypes, axes)
 
 
-def require_dtype(name: str, tensor: Tensor, wanted: Dtypes) -> None:
-    """Refuse a tensor of another dtype than those wanted."""
-    names = " or ".join(str(dtype) for dtype in wanted)
-    require(tensor.dtype in wanted, f"{name} has dtype {tensor.dtype}; expected {names}")
+def require_tensor(name: str, value: object, wanted: Dtypes, axes: Sequence[str | int]) -> None:
+    """Refuse what is no tensor of these dtypes and axes; an axis is its size, or a name for any."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} is {given(value)}; expected a tensor")
+    dtypes = " or ".join(str(dtype) for dtype in wanted)
+    require(value.dtype in wanted, f"{name} has dtype {value.dtype}; expected {dtypes}")
+    shape = list(value.shape)
+    fits = [isinstance(axis, str) or axis == size for axis, size in zip(axes, shape, strict=False)]
+    require(
+        len(shape) == len(axes) and all(fits),
+        f"{name} has shape {shape}; expected [{', '.join(str(axis) for axis in axes)}]",
+    )

@@ -9,7 +9,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import DraftTree, VerifyLayout
-from ddtree.spec.dtypes import INDEX, LENGTH, require_dtype, require_fields
+from ddtree.spec.dtypes import INDEX, LENGTH, require_kind, require_tensor
 from ddtree.spec.errors import require
 from ddtree.spec.index import fits_int32, kv_len, mask_len, position
 from ddtree.spec.public import public
@@ -37,29 +37,17 @@ def plan_verify(
         The layout: ``T = sum(q_lens)`` query rows.
 
     Raises:
-        InputError: dtypes or shapes that do not agree, a q_len that cuts off nodes, a context that is too
-            short, a negative length or slot, or sizes whose indptr overflows int32.
+        InputError: dtypes or shapes that do not agree, a q_len that cuts off nodes, a context that
+            is too short, a negative length or slot, a slot that a request has twice, or sizes whose
+            indptr overflows int32.
     """
+    require_kind("tree", tree, DraftTree)
     batch, rows = tree.token_ids.shape
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
-    require(
-        prefix_lens.shape == (batch,),
-        f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests",
-    )
-    require(
-        slot_table.ndim == 2 and slot_table.shape[0] == batch,
-        f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]",
-    )
-    require(
-        q_lens is None or q_lens.shape == (batch,),
-        f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has "
-        f"{batch} requests",
-    )
-    require_fields(tree)
-    require_dtype("prefix_lens", prefix_lens, LENGTH)
-    require_dtype("slot_table", slot_table, INDEX)
+    require_tensor("prefix_lens", prefix_lens, LENGTH, (batch,))
+    require_tensor("slot_table", slot_table, INDEX, (batch, "max_context"))
     if q_lens is not None:
-        require_dtype("q_lens", q_lens, LENGTH)
+        require_tensor("q_lens", q_lens, LENGTH, (batch,))
     prefixes = [int(n) for n in prefix_lens]
     widths = [rows] * batch if q_lens is None else [int(n) for n in q_lens]
     for b, (prefix_len, q_len) in enumerate(zip(prefixes, widths, strict=True)):
@@ -105,6 +93,10 @@ def _require_request(
         f"slot_table[{b}] holds slot {int(used.min()) if used.numel() else 0} among the first "
         f"{used.numel()} entries; slots are at least 0",
     )
+    slots, counts = used.unique(return_counts=True)
+    for slot in slots[counts > 1].tolist()[:1]:
+        entries = (used == slot).nonzero().flatten().tolist()
+        require(False, f"slot_table[{b}] gives slot {slot} to entries {entries[:4]}; it holds one")
 
 
 def _indptr(name: str, lengths: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from ddtree.spec.contracts import (
     TreeMask,
     VerifyLayout,
 )
-from ddtree.spec.dtypes import require_fields
+from ddtree.spec.dtypes import require_kind
 from ddtree.spec.errors import require
 from ddtree.spec.index import (
     bit_shift,
@@ -35,6 +35,7 @@ from ddtree.spec.index import (
 from ddtree.spec.public import public
 
 Form = Literal["flat", "packed", "dense", "bits"]
+FORMS = (FlatMask, PackedMask, DenseMask, BitMask)
 Matrix = Bool[Tensor, "q_len kv_len"]
 """One request's mask: rows are query rows, columns the prefix and then the tree."""
 
@@ -63,7 +64,8 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
         InputError: an unknown form, a wrong dtype, a layout of another batch or with more rows than
             the trees, or a parent that does not come before its child.
     """
-    require_fields(tree, layout)
+    require_kind("tree", tree, DraftTree)
+    require_kind("layout", layout, VerifyLayout)
     batch, rows = tree.parents.shape
     require(
         layout.qo_indptr.numel() == batch + 1,
@@ -102,7 +104,8 @@ def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
         InputError: an unknown form, a wrong dtype, a mask whose size is not the layout's, or a
             hidden prefix entry where ``bits`` is wanted, which cannot say so.
     """
-    require_fields(mask, layout)
+    require_kind("mask", mask, *FORMS)
+    require_kind("layout", layout, VerifyLayout)
     _require_size(mask, layout)
     batch = layout.qo_indptr.numel() - 1
     return _write([read_mask(mask, layout, b) for b in range(batch)], layout, form)

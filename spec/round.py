@@ -18,6 +18,7 @@ from ddtree.spec.contracts import (
     Horizon,
     VerifyLayout,
 )
+from ddtree.spec.dtypes import require_kind
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import tree_mask
 from ddtree.spec.public import public
@@ -91,6 +92,11 @@ def verify_round(
     Raises:
         InputError: as the steps raise it.
     """
+    require_kind("target", target, Target)
+    if sampling is not None:
+        require_kind("sampling", sampling, Sampling)
+    if buffers is not None:
+        require_kind("buffers", buffers, VerifyBuffers)
     tree = build_tree(draft_log_probs, root_token_ids, budget, topk)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     mask = tree_mask(tree, layout, "flat")

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import VerifyLayout
-from ddtree.spec.errors import require
+from ddtree.spec.errors import require, require_int, require_number
 from ddtree.spec.mask import request_lens
 
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -30,6 +30,16 @@ class Sampling:
     top_p: float | None = None
     seed: int | Sequence[int] = 0
     """One seed for each request, or one for all: request b then uses ``seed + b``."""
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that define no distribution, and seeds outside 64 bits.
+
+        Raises:
+            InputError: as ``target_distribution`` and ``position_uniforms`` raise it.
+        """
+        _require_parameters(self.temperature, self.top_k, self.top_p)
+        for seed in self.seed if isinstance(self.seed, Sequence) else (self.seed,):
+            _require_seed(seed)
 
     def seeds(self, batch: int) -> list[int]:
         """Return the seed of each request."""
@@ -76,15 +86,7 @@ def target_distribution(
         InputError: a negative or not finite temperature, top_k below 1, top_p outside (0, 1], or a
             row without a finite maximum.
     """
-    require(
-        0 <= temperature < float("inf"),
-        f"temperature is {temperature}; it must be finite and at least 0 (0: greedy)",
-    )
-    require(top_k is None or top_k >= 1, f"top_k is {top_k}; the least is 1 (None: all tokens)")
-    require(
-        top_p is None or 0 < top_p <= 1,
-        f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)",
-    )
+    _require_parameters(temperature, top_k, top_p)
     best = first_argmax(logits)
     if temperature == 0:
         return torch.nn.functional.one_hot(best, logits.shape[1]).double()
@@ -101,6 +103,25 @@ def target_distribution(
         probs = probs.masked_fill(before >= top_p, 0.0)
         probs /= probs.sum(dim=1, keepdim=True)
     return torch.zeros_like(probs).scatter_(1, order, probs)
+
+
+def _require_parameters(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Refuse parameters that define no distribution."""
+    require_number("temperature", temperature)
+    require(temperature >= 0, f"temperature is {temperature}; the least is 0, greedy")
+    if top_k is not None:
+        require_int("top_k", top_k, 1, "the likeliest token (None: all)")
+    if top_p is not None:
+        require_number("top_p", top_p)
+        require(
+            0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)"
+        )
+
+
+def _require_seed(seed: int) -> None:
+    """Refuse what is no unsigned number of 64 bits."""
+    require_int("seed", seed, 0)
+    require(seed < 2**64, f"seed is {seed}; it must be from 0 to 2**64 - 1")
 
 
 def sample(
@@ -140,7 +161,7 @@ def position_uniforms(seed: int, positions: Int64[Tensor, " n"]) -> Float64[Tens
     The key is the seed's two 32-bit words, the counter ``(position, 0, 0, 0)``; the number is the
     first 53 of the output's first 64 bits, low word last, over 2**53.
     """
-    require(0 <= seed < 2**64, f"seed is {seed}; it must be from 0 to 2**64 - 1")
+    _require_seed(seed)
     zero = torch.zeros_like(positions)
     words = philox((positions & WORD, positions >> 32, zero, zero), (seed & WORD, seed >> 32))
     return ((words[0] << 21) | (words[1] >> 11)).double() * 2.0**-53

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import Budget, DraftTree
-from ddtree.spec.dtypes import FLOAT, INDEX, require_dtype
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import FLOAT, INDEX, require_tensor
+from ddtree.spec.errors import require, require_int
 from ddtree.spec.index import q_len_of
 from ddtree.spec.public import public
 
@@ -47,24 +47,18 @@ def build_tree(
         The trees, padded to Q rows; with too few candidates, fewer nodes.
 
     Raises:
-        InputError: a negative budget, a topk below 1, shapes that do not agree, or a log-prob that
-            is NaN or above 0.
+        InputError: a budget or topk that is no whole number or too small, dtypes or shapes that do
+            not agree, a negative token, or a log-prob that is NaN or above 0.
     """
-    require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
-    require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
-    require(
-        draft_log_probs.ndim == 3,
-        f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]",
-    )
+    require_int("budget", budget, 0, "a tree of the root alone")
+    if topk is not None:
+        require_int("topk", topk, 1, "a chain")
+    require_tensor("draft_log_probs", draft_log_probs, FLOAT, ("batch", "horizon", "vocab"))
     batch, _, vocab = draft_log_probs.shape
     require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
-    require(
-        root_token_ids.shape == (batch,),
-        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root "
-        "for each request of draft_log_probs",
-    )
-    require_dtype("draft_log_probs", draft_log_probs, FLOAT)
-    require_dtype("root_token_ids", root_token_ids, INDEX)
+    require_tensor("root_token_ids", root_token_ids, INDEX, (batch,))
+    least = int(root_token_ids.min()) if batch else 0
+    require(least >= 0, f"root_token_ids holds {least}; a token is at least 0")
     kept = min(budget if topk is None else topk, vocab)
 
     q_len = q_len_of(budget)

@@ -127,23 +127,44 @@ def indptr(*ends: int) -> Tensor:
 
 CASES: list[tuple[Callable[[], object], str]] = [
     # build_tree
-    (draft(budget=-1), "budget is -1; the fewest is 0"),
-    (draft(topk=0), "topk is 0; the fewest is 1"),
+    (draft(budget=-1), "budget is -1; the least is 0"),
+    (draft(topk=0), "topk is 0; the least is 1"),
     (draft(draft_log_probs=DRAFT[0]), "draft_log_probs has shape [2, 3]"),
     (draft(draft_log_probs=DRAFT[:, :, :0]), "empty vocabulary"),
     (draft(root_token_ids=ROOTS[:1]), "root_token_ids has shape [1]; expected [2]"),
     (draft(draft_log_probs=poisoned(math.nan)), "draft_log_probs[1, 0, 2] is nan"),
     (draft(draft_log_probs=poisoned(0.5)), "draft_log_probs[1, 0, 2] is 0.5"),
     (draft(draft_log_probs=poisoned(math.inf)), "draft_log_probs[1, 0, 2] is inf"),
+    (draft(budget=4.5), "budget is 4.5; expected a whole number"),
+    (draft(budget=None), "budget is None; expected a whole number"),
+    (draft(budget=True), "budget is True; expected a whole number"),
+    (draft(budget=torch.tensor(3)), "budget is a Tensor of shape []; expected a whole number"),
+    (draft(topk=1.5), "topk is 1.5; expected a whole number"),
+    (draft(draft_log_probs=DRAFT.tolist()), "draft_log_probs is a list; expected a tensor"),
+    (draft(draft_log_probs=DRAFT.numpy()), "draft_log_probs is a ndarray of shape [2, 2, 3]; expected a tensor"),
+    (draft(draft_log_probs=DRAFT.long()), "draft_log_probs has dtype torch.int64; expected torch.float32"),
+    (draft(root_token_ids=[1, 2]), "root_token_ids is a list; expected a tensor"),
+    (draft(root_token_ids=ROOTS.float()), "root_token_ids has dtype torch.float32; expected torch.int32"),
+    (draft(root_token_ids=-ROOTS), "root_token_ids holds -2; a token is at least 0"),
     # plan_verify
-    (plan(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; the tree has 2 requests"),
+    (plan(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; expected [2]"),
     (plan(prefix_lens=torch.tensor([5, -1])), "prefix_lens[1] is -1"),
     (plan(slot_table=TABLE[0]), "slot_table has shape [10]; expected [2, max_context]"),
     (plan(slot_table=TABLE[:, :8]), "request 0 needs prefix_len + q_len = 5 + 4 = 9 entries; slot_table has 8"),
     (plan(slot_table=TABLE - 1), "slot_table[0] holds slot -1 among the first 9 entries"),
-    (plan(q_lens=torch.tensor([4])), "q_lens has shape [1]; the tree has 2 requests"),
+    (plan(q_lens=torch.tensor([4])), "q_lens has shape [1]; expected [2]"),
     (plan(q_lens=torch.tensor([4, 3])), "q_lens[1] is 3; it must be from num_nodes = 4 to the tree's 4 rows"),
     (plan(q_lens=torch.tensor([8, 4])), "q_lens[0] is 8; it must be from num_nodes = 4 to the tree's 4 rows"),
+    (plan(tree=None), "tree is None; expected DraftTree"),
+    (plan(tree=LAYOUT), "tree is a VerifyLayout; expected DraftTree"),
+    (plan(tree=replace(TREE, depths=TREE.depths.tolist())), "DraftTree.depths is a list; expected a tensor"),  # type: ignore[arg-type]
+    (plan(tree=replace(TREE, token_ids=TREE.token_ids[0])), "DraftTree.token_ids has shape [4]; expected [B, Q]"),
+    (plan(prefix_lens=[5, 3]), "prefix_lens is a list; expected a tensor"),
+    (plan(prefix_lens=LENS.float()), "prefix_lens has dtype torch.float32"),
+    (plan(slot_table=TABLE.numpy()), "slot_table is a ndarray of shape [2, 10]; expected a tensor"),
+    (plan(slot_table=TABLE.double()), "slot_table has dtype torch.float64; expected torch.int32 or torch.int64"),
+    (plan(slot_table=TABLE // 2), "slot_table[0] gives slot 0 to entries [0, 1]; it holds one"),
+    (plan(q_lens=torch.tensor([4.0, 4.0])), "q_lens has dtype torch.float32"),
     (
         lambda: plan_verify(
             build_tree(DRAFT[:0], ROOTS[:0], Budget(3)), LENS[:0], TABLE[:0]
@@ -161,7 +182,12 @@ CASES: list[tuple[Callable[[], object], str]] = [
         lambda: tree_mask(replace(TREE, parents=torch.tensor([[-1, 0, 3, 0]] * 2)), LAYOUT),
         "node 2 has parent 3; a parent comes before its child",
     ),
+    (lambda: tree_mask(TREE, MASK), "layout is a FlatMask; expected VerifyLayout"),  # type: ignore[call-overload]
     # convert_mask
+    (convert(None), "mask is None; expected FlatMask or PackedMask or DenseMask or BitMask"),
+    (convert(MASK.allowed), "mask is a Tensor of shape [64]; expected FlatMask"),
+    (convert(FlatMask(MASK.allowed.numpy())), "FlatMask.allowed is a ndarray of shape [64]; expected a tensor"),  # type: ignore[arg-type]
+    (convert(MASK, None), "form is None"),
     (convert(MASK, "sparse"), "form is 'sparse'"),
     (convert(FlatMask(MASK.allowed[:-1])), "63 flat mask entries; the layout's call has 64"),
     (convert(MASK, mask_indptr=torch.tensor([0, 24, 44])), "mask_indptr ends at 44; the sum of q_len * (prefix_len + q_len) is 64"),
@@ -195,7 +221,20 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (attend(mask=PackedMask(torch.zeros(9, dtype=torch.uint8), torch.tensor([0]))), "byte_indptr has 1 entries"),
     (attend(mask=DenseMask(torch.zeros(1, 1, 4, 9))), "dense mask has 1 requests; the layout's call has request 1"),
     (attend(layout=replace(LAYOUT, mask_indptr=torch.tensor([-3, 33, 61]))), "the layout reads entry -3"),
+    (attend(query=[[[0.0]]]), "query is a list; expected a tensor"),
+    (attend(mask=None), "mask is None; expected FlatMask"),
+    (attend(layout=TREE), "layout is a DraftTree; expected VerifyLayout"),
+    (attend(sinks=[0.0] * 4), "sinks is a list; expected a tensor"),
+    (attend(scale=math.nan), "scale is nan; expected a finite number"),
+    (attend(scale="1"), "scale is '1'; expected a finite number"),
+    (attend(softcap=math.inf), "softcap is inf; expected a finite number"),
+    (attend(window=2.5), "window is 2.5; expected a whole number"),
+    (attend(compute_dtype=torch.int32), "compute_dtype is torch.int32; expected a floating dtype"),
+    (attend(compute_dtype=None), "compute_dtype is None; expected a floating dtype"),
     # accept_greedy
+    (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(1.5)), "horizon is 1.5; expected a whole number"),  # type: ignore[arg-type]
+    (lambda: accept_greedy(TREE, IDS.float(), LAYOUT, H), "target_ids has dtype torch.float32"),
+    (lambda: accept_greedy(TREE, IDS.tolist(), LAYOUT, H), "target_ids is a list; expected a tensor"),  # type: ignore[arg-type]
     (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(-1)), "horizon is -1; the least is 0"),
     (lambda: accept_greedy(TREE, IDS[:7], LAYOUT, H), "target_ids has shape [7]; the layout has 8 query rows"),
     (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(0)), "request 0 accepts a path of depth"),
@@ -216,15 +255,32 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (choose(temperature=-1.0), "temperature is -1.0"),
     (choose(temperature=math.nan), "temperature is nan"),
     (choose(top_k=0), "top_k is 0; the least is 1"),
+    (choose(top_k=1.5), "top_k is 1.5; expected a whole number"),
+    (choose(top_p=math.nan), "top_p is nan; expected a finite number"),
+    (choose(temperature=None), "temperature is None; expected a finite number"),
+    (choose(target_logits=LOGITS.tolist()), "target_logits is a list; expected a tensor"),
+    (choose(uniforms=None), "uniforms is None; expected a tensor"),
+    (lambda: Sampling(temperature=-1.0), "temperature is -1.0; the least is 0, greedy"),
+    (lambda: Sampling(top_k=0), "top_k is 0; the least is 1"),
+    (lambda: Sampling(top_p=2.0), "top_p is 2.0; it must be above 0 and at most 1"),
+    (lambda: Sampling(seed=-1), "seed is -1; the least is 0"),
+    (lambda: Sampling(seed=(3, 2**64)), f"seed is {2**64}; it must be from 0 to 2**64 - 1"),
+    (lambda: Sampling(seed=0.5), "seed is 0.5; expected a whole number"),  # type: ignore[arg-type]
     (choose(top_p=0.0), "top_p is 0.0; it must be above 0 and at most 1"),
     (choose(top_p=1.5), "top_p is 1.5"),
     (choose(target_logits=LOGITS * math.nan), "logits row 0 has no finite maximum"),
     (choose(target_logits=LOGITS - math.inf), "logits row 0 has no finite maximum"),
     (lambda: target_distribution(LOGITS[:, :0]), "logits have shape [8, 0]"),
     (lambda: sample(LOGITS.double() + 1, UNIFORMS + 2), "uniforms holds 2.0"),
-    (lambda: position_uniforms(-1, IDS), "seed is -1; it must be from 0 to 2**64 - 1"),
+    (lambda: position_uniforms(-1, IDS), "seed is -1; the least is 0"),
     (lambda: Sampling(seed=(1, 2, 3)).seeds(2), "3 seeds for 2 requests"),
     # commit_kv
+    (lambda: commit_kv(None, LAYOUT, ACCEPTANCE), "kv is None; expected PagedKV"),  # type: ignore[arg-type]
+    (lambda: commit_kv(PagedKV((), (), TABLE), LAYOUT, None), "acceptance is None; expected Acceptance"),  # type: ignore[arg-type]
+    (commit(page_size=1.0), "page_size is 1.0; expected a whole number"),
+    (commit(keys=None), "PagedKV.keys is None; expected tuple"),
+    (commit(keys=([0.0],)), "PagedKV.keys[0] is a list; expected Tensor"),
+    (commit(slot_table=TABLE.tolist()), "PagedKV.slot_table is a list; expected a tensor"),
     (commit(page_size=0), "page_size is 0; the least is 1"),
     (commit(keys=()), "0 key pools, 1 value pools"),
     (commit(slot_table=TABLE[:1]), "slot_table has 1 requests, the acceptance 2"),
@@ -241,6 +297,11 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: VerifyBuffers(0, 4, 5), "max_batch is 0; the least is 1"),
     (lambda: VerifyBuffers(2, 0, 5), "max_q_len is 0; the least is 1"),
     (lambda: VerifyBuffers(2, 4, -1), "max_context is -1; the least is 0"),
+    (lambda: VerifyBuffers(2.5, 5, 10), "max_batch is 2.5; expected a whole number"),  # type: ignore[arg-type]
+    (lambda: VerifyBuffers("a", 5, 10), "max_batch is 'a'; expected a whole number"),  # type: ignore[arg-type]
+    (lambda: VerifyBuffers(2, 5, 10, pad_slot=-2), "pad_slot is -2; the least is -1"),
+    (lambda: VerifyBuffers(2, 4, 5).fill(TREE, LAYOUT, tree_mask(TREE, LAYOUT)), "mask is a BitMask; expected FlatMask"),  # type: ignore[arg-type]
+    (lambda: VerifyBuffers(2, 4, 5).fill(TREE, replace(LAYOUT, max_q_len=None), MASK), "max_q_len is None; expected a whole number"),  # type: ignore[arg-type]
     (lambda: VerifyBuffers(1, 4, 5).fill(TREE, LAYOUT, MASK), "batch is 2; the buffers were made for 1"),
     (lambda: VerifyBuffers(2, 3, 5).fill(TREE, LAYOUT, MASK), "max_q_len is 4; the buffers were made for 3: size them by the largest budget + 1"),
     (lambda: VerifyBuffers(2, 4, 4).fill(TREE, LAYOUT, MASK), "the longest prefix is 5; the buffers were made for 4"),
@@ -284,7 +345,9 @@ def test_a_refused_commit_changes_nothing(
         ({"draft_log_probs": poisoned(math.nan)}, "draft_log_probs[1, 0, 2] is nan"),
         ({"prefix_lens": LENS[:1]}, "prefix_lens has shape [1]"),
         ({"buffers": VerifyBuffers(2, 3, 5)}, "max_q_len is 4; the buffers were made for 3"),
-        ({"sampling": Sampling(temperature=-1.0)}, "temperature is -1.0"),
+        ({"sampling": 0.7}, "sampling is 0.7; expected Sampling"),
+        ({"buffers": LAYOUT}, "buffers is a VerifyLayout; expected VerifyBuffers"),
+        ({"target": None}, "target is None; expected Target"),
         ({"sampling": Sampling(seed=(1,))}, "1 seeds for 2 requests"),
     ],
 )
