@@ -93,13 +93,16 @@ def _other_prefix(call: Call, sizes: Sizes) -> str:
     if prefixes is None or prefixes == prefix_lens:
         return ""
     fit = f"the segments fit prefix lengths {prefixes}; this call's are {prefix_lens}: "
-    for whole, cut in ((prefixes, prefix_lens), (prefix_lens, prefixes)):
-        window = window_of(whole, cut)
-        if window is not None:
-            return f"{fit}{cut} are {whole} cut to a window of {window}"
     starts = accumulate(q_lens, initial=0)
     roots = [] if call.positions is None else call.positions.tolist()
     rooted = [roots[start] for start, _ in zip(starts, q_lens, strict=False) if start < len(roots)]
+    ways = [(prefix_lens, prefixes)]
+    if call.prefix_lens is None and rooted != prefix_lens:  # else nothing was cut
+        ways.append((prefixes, prefix_lens))
+    for whole, cut in ways:
+        window = window_of(whole, cut)
+        if window is not None:
+            return f"{fit}{cut} is what a window of {window} leaves of {whole}"
     sources = {"kv_indptr's": diffs(call.kv_indptr, sizes.batch), "the roots' positions": rooted}
     told = [name for name, lens in sources.items() if lens == prefixes]
     return f"{fit}{prefixes} are {' and '.join(told)}" if told else ""
@@ -155,7 +158,7 @@ def kv_lens(call: Call, sizes: Sizes) -> str:
     ]
     fit = [text for text, lens in causes if lens == found and len(found) > 1]
     if window is not None:
-        fit.append(f"the prefixes are cut to a window of {window}")
+        fit.append(f"the segments are what a window of {window} leaves of the prefixes")
     return "; or: ".join(fit)
 
 
@@ -278,7 +281,7 @@ def capacity(size: int, sizes: Sizes) -> str:
     if sizes.q_lens is None or sizes.prefix_lens is None:
         return ""
     pairs = list(zip(sizes.prefix_lens, sizes.q_lens, strict=True))
-    if size == sum(q * p for p, q in pairs):
+    if size and size == sum(q * p for p, q in pairs):
         return f"{size} is q_len * prefix_len: it was sized without the tree's own columns"
     short = sum(index.mask_len(p, q) for p, q in pairs) - size
     last = index.mask_len(*pairs[-1]) if pairs else 0

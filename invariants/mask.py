@@ -75,6 +75,8 @@ def visibility(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the real columns of real rows with the ancestors."""
     seen = _columns(call, sizes)
     hints = {form: diagnosis.visibility(list(columns.values())) for form, columns in seen.items()}
+    if not _aligned(call, sizes):
+        hints["custom_mask"] = ""  # foreign bits are read
     if call.bias is not None and not _is_additive(call.bias):
         hints["bias"] = ""  # mask_values says what is wrong with it
     if call.packed is not None and not hints.get("packed"):
@@ -97,6 +99,15 @@ def visibility(call: Call, sizes: Sizes) -> Iterator[Violation]:
                 ),
                 hints[form],
             )
+
+
+def _aligned(call: Call, sizes: Sizes) -> bool:
+    """Whether the flat mask and its segments have the lengths that they are read with."""
+    if call.custom_mask is None or call.mask_indptr is None:
+        return True
+    size, end = call.custom_mask.numel(), sizes.mask_starts[-1]
+    fits = size >= end if call.is_captured else size == end
+    return fits and diffs(call.mask_indptr, sizes.batch) == sizes.mask_lens
 
 
 def _columns(call: Call, sizes: Sizes) -> dict[str, dict[int, diagnosis.Columns]]:

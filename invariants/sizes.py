@@ -188,7 +188,9 @@ def _prefix_lens(call: Call, batch: int) -> Lens | None:
     if found is None or not widths or min(widths) < 1:
         return found
     for other in (_by_roots(call, widths), prefixes_of_segments(call, widths)):
-        if other is None or other == found or window_of(other, found) is not None:
+        if other is None or other == found:
+            continue
+        if window_of(other, found) is not None and _slots_end_at(call, sum(found)):
             continue
         if _votes(call, other, found, widths) > 1 + _votes(call, found, found, widths):
             return other
@@ -242,6 +244,11 @@ def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
     return sum(said)
 
 
+def _slots_end_at(call: Call, entries: int) -> bool:
+    """Whether the slots may be just these entries; fixed buffers hide how many there are."""
+    return call.kv_indices is None or call.is_captured is True or call.kv_indices.numel() == entries
+
+
 def _slots_are(call: Call, entries: int, claimed: int) -> bool:
     """Whether an eager call lists just ``entries`` slots, fewer than ``kv_indptr`` claims."""
     if call.kv_indices is None or call.is_captured:
@@ -277,6 +284,8 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     if asked is not None:
         return asked
     own = diffs(call.qo_indptr, batch)
+    if own and own == _by_segments(call, batch, prefix_lens) and written_rows(call) == sum(own):
+        return own  # a node count that asks for more rows is then the wrong one
     possible: list[Lens] = []
     for widths in _candidates(call, batch, prefix_lens, own):
         if widths not in possible and _bears_out(call, widths):
@@ -364,6 +373,8 @@ def _by_written(call: Call, own: Lens, by_mask: Lens | None, prefix_lens: Lens) 
         return
     written = call.custom_mask.nonzero()
     width = uniform_width(int(written[-1]) + 1 if written.numel() else 0, prefix_lens)
+    if call.custom_mask.numel() < Sizes(len(own), own, prefix_lens).mask_starts[-1]:
+        width = None  # a buffer that is too small holds no whole mask
     for widths in ([width] * len(prefix_lens) if width else None, by_mask):
         if widths is not None and _mask_sound(call.custom_mask, widths, prefix_lens):
             yield widths

@@ -92,7 +92,7 @@ def test_ragged_widths_with_padding() -> None:
     assert "every segment fits width 8; this call's q_lens are [8, 10]" in first.hint
 
 
-@pytest.mark.parametrize("lens", [[6, 4], [7, 3], [5, 9]])
+@pytest.mark.parametrize("lens", [[6, 4], [7, 3], [5, 9], [4, 3]])
 def test_a_wrong_kv_indptr_is_named(lens: list[int]) -> None:
     """Mask and roots' positions that agree refute kv_indptr, as on entry to the attention."""
     _, layout, mask = verify([5, 3], 16, 3, horizon=2)
@@ -115,7 +115,7 @@ def test_a_window_is_no_wrong_kv_indptr() -> None:
     wrong = replace(layout, kv_indptr=indptr([8, 3], torch.int32), kv_indices=slots)
     first = violations(Call.of(wrong, mask))[0]
     assert (first.invariant, first.expected, first.found) == ("mask_len", 8 * 16, 8 * 28)
-    assert "[8, 3] are [20, 3] cut to a window of 8" in first.hint
+    assert "[8, 3] is what a window of 8 leaves of [20, 3]" in first.hint
 
 
 @pytest.mark.parametrize("budget", [1, 16])
@@ -133,6 +133,24 @@ def test_the_rows_written_decide_in_buffers(budget: int) -> None:
     first = violations(Call.of(segments))[0]
     assert (first.invariant, first.found) == ("mask_len", 104)
     assert first.hint.startswith(f"every segment fits width 8; this call's q_len is {budget + 1}")
+
+
+def test_a_node_count_is_no_width_of_filled_buffers() -> None:
+    """A node too many in num_nodes is not taken for a wider call where layout and mask agree."""
+    tree, layout, mask = ragged([8, 8], [5, 20])
+    buffers = VerifyBuffers(2, 9, 20)
+    buffers.fill(tree, layout, mask)
+    padded = {
+        name: torch.nn.functional.pad(value, (0, 1), value=filler)
+        for name, value, filler in (
+            ("token_ids", tree.token_ids, 0),
+            ("parents", tree.parents, -1),
+            ("depths", tree.depths, 0),
+        )
+    }
+    call = Call.of(buffers, num_nodes=torch.tensor([9, 8]), **padded)
+    named = {violation.invariant for violation in violations(call)}
+    assert "parent_order" in named and "mask_len" not in named
 
 
 def test_two_indptrs_alone_in_buffers_get_no_hint() -> None:

@@ -403,7 +403,7 @@ LAYOUT = [
         0,
         20,
         8,
-        "cut to a window of 8",
+        "what a window of 8 leaves of the prefixes",
     ),
     Mutant(
         "kv_indptr",
