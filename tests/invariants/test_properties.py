@@ -1,5 +1,6 @@
 """Properties of the checker: no false alarm on any clean call, no crash on any broken one, no wrong hint."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -196,3 +197,12 @@ def test_budget_1024_is_checked_in_full() -> None:
     found = violations(replace(Call.of(tree, layout, mask), custom_mask=allowed))
     assert [(v.invariant, v.request) for v in found] == [("visibility", 3)]
     assert f"row {last} " in found[0].detail
+
+
+@pytest.mark.parametrize(("batch", "prefix"), [(64, 1000), (16, 8000)])
+def test_a_call_of_serving_size_is_checked_in_time(batch: int, prefix: int) -> None:
+    """A check of a large batch takes well under a second of one core."""
+    call = Call.of(*verify([prefix] * batch, 64))
+    start = time.thread_time()
+    assert violations(call) == []
+    assert time.thread_time() - start < 0.7
