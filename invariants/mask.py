@@ -157,11 +157,8 @@ def mask_is_tree(call: Call, sizes: Sizes) -> Iterator[Violation]:
             continue
         for seen in read(call, sizes, b):
             wrong = _no_tree(seen, judged(call, sizes, b, seen))
-            inverse = _inverted(seen)
-            inverted = _no_tree(inverse, judged(call, sizes, b, inverse)) is None
-            whole = inverse.prefix is None or bool(inverse.prefix.all())
             alike.setdefault(seen.form, []).append(
-                wrong is not None and inverted and whole and seen.tree.shape[0] > 1
+                wrong is not None and _is_inverted(call, sizes, b, seen)
             )
             if wrong is not None:
                 broken.append((b, seen.form, wrong))
@@ -170,10 +167,13 @@ def mask_is_tree(call: Call, sizes: Sizes) -> Iterator[Violation]:
         yield Violation(b, expected, found, f"{form}: row {row} {why}", hint)
 
 
-def _inverted(seen: Seen) -> Seen:
-    """What the rows would see if True meant hidden."""
+def _is_inverted(call: Call, sizes: Sizes, b: int, seen: Seen) -> bool:
+    """Whether the rows see just what they would of a tree if True meant hidden."""
     prefix = None if seen.prefix is None else ~seen.prefix
-    return Seen(seen.form, prefix, ~seen.tree[:, : seen.tree.shape[0]])
+    inverse = Seen(seen.form, prefix, ~seen.tree[:, : seen.tree.shape[0]])
+    if inverse.tree.shape[0] < 2 or not (prefix is None or bool(prefix.all())):
+        return False
+    return _no_tree(inverse, judged(call, sizes, b, inverse)) is None
 
 
 class _Wrong(NamedTuple):
