@@ -14,6 +14,7 @@ from torch import Tensor
 from ddtree.invariants.call import Call
 from ddtree.invariants.sizes import (
     Sizes,
+    counted_alone,
     diffs,
     prefixes_of_segments,
     width_attested,
@@ -36,6 +37,11 @@ def width_elsewhere(call: Call, sizes: Sizes, widths: Sequence[int | None]) -> s
     if not width_attested(call, sizes):  # two indptrs disagree, and either may be the wrong one
         return ""
     q_lens = sorted(set(sizes.q_lens))
+    if counted_alone(call, sizes):
+        return (
+            f"every segment fits width {width}; the call has {sum(sizes.q_lens)} query rows, which are "
+            f"{q_lens[0]} for each of {sizes.batch} requests if they are shared alike"
+        )
     of_call = f"q_len is {q_lens[0]}" if len(q_lens) == 1 else f"q_lens are {q_lens}"
     source = "configuration or an earlier fill" if call.is_captured else "configuration"
     short = ", or the budget was taken for budget + 1" if q_lens == [width + 1] else ""

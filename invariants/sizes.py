@@ -324,11 +324,88 @@ def _candidates(
     rows = written_rows(call) if total is None else total
     if nodes is not None and rows == sum(nodes):  # ragged, without padding
         yield nodes
-    if total is not None and total % batch == 0 and total > 0:
-        yield [total // batch] * batch
+    if rows is not None and prefix_lens is not None:
+        starts = _by_starts(call, prefix_lens, rows)
+        if starts is not None:
+            yield starts
+    if total and total % batch == 0:
+        alike = [total // batch] * batch
+        if _no_other(call, alike, prefix_lens) or (own and _may_be(call, alike, own, prefix_lens)):
+            yield alike
     tree = call.parents if call.parents is not None else call.token_ids
-    if tree is not None:
+    if tree is not None and (own is not None or rows == batch * tree.shape[1]):
         yield [int(tree.shape[1])] * batch
+
+
+def _no_other(call: Call, alike: Lens, prefix_lens: Lens | None) -> bool:
+    """Whether so many rows leave no other widths: no request can have more, or the mask makes sense so."""
+    most = [call.max_q_len, None if call.budget is None else index.q_len_of(call.budget)]
+    if len(alike) == 1 or alike[0] in most:
+        return True
+    if call.custom_mask is None or prefix_lens is None:
+        return False
+    whole = Sizes(len(alike), alike, prefix_lens).mask_starts[-1] == call.custom_mask.numel()
+    return whole and _mask_sound(call.custom_mask, alike, prefix_lens)
+
+
+def _may_be(call: Call, alike: Lens, own: Lens, prefix_lens: Lens | None) -> bool:
+    """Whether nothing speaks against these widths in place of others that were claimed, as alike as they."""
+    if len(set(own)) > 1 or prefix_lens is None:
+        return False
+    if call.custom_mask is not None:
+        ends = {Sizes(len(own), widths, prefix_lens).mask_starts[-1] for widths in (alike, own)}
+        if call.custom_mask.numel() not in ends:
+            return False
+    return call.positions is None or _by_roots(call, alike) == prefix_lens
+
+
+def counted_alone(call: Call, sizes: Sizes) -> bool:
+    """Whether the widths are known by the number of rows alone, taken as shared alike."""
+    widths, total = sizes.q_lens or [], total_rows(call)
+    tree = call.parents if call.parents is not None else call.token_ids
+    known = [_own_lens(call.q_lens, sizes.batch), diffs(call.qo_indptr, sizes.batch)]
+    known += [_own_lens(call.num_nodes, sizes.batch)]
+    if total is None or widths in known or total != sum(widths) or len(set(widths)) > 1:
+        return False
+    if tree is not None and tree.shape[1] == widths[0]:
+        return False
+    by_starts = None if sizes.prefix_lens is None else _by_starts(call, sizes.prefix_lens, total)
+    return by_starts != widths and not _no_other(call, widths, sizes.prefix_lens)
+
+
+def _by_starts(call: Call, prefix_lens: Lens, rows: int) -> Lens | None:
+    """The only widths with which every request begins at its root's position; None where more do.
+
+    A real row is at most one deeper than the deepest before it; behind them may come padding, at the root's
+    position or at 0.
+    """
+    if call.positions is None or call.positions.numel() < rows:
+        return None
+    positions = call.positions[:rows].tolist()
+    ways: dict[int, list[Lens]] = {0: [[]]}  # rows so far: widths so far, two ways at most
+    for prefix_len in prefix_lens:
+        longer: dict[int, list[Lens]] = {}
+        for start, before in ways.items():
+            for end in _ends(positions, start, prefix_len):
+                known = longer.setdefault(end, [])
+                known += [[*widths, end - start] for widths in before][: 2 - len(known)]
+        ways = longer
+    return ways[rows][0] if len(ways.get(rows, [])) == 1 else None
+
+
+def _ends(positions: list[int], start: int, prefix_len: int) -> Iterator[int]:
+    """Where a request that starts here may end."""
+    if start >= len(positions) or positions[start] != prefix_len:
+        return
+    deepest, padding = prefix_len, False
+    for row in range(start, len(positions)):
+        position = positions[row]
+        if row > start and position in {prefix_len, 0}:
+            padding = True
+        elif row > start and (padding or not prefix_len < position <= deepest + 1):
+            return
+        deepest = max(deepest, position)
+        yield row + 1
 
 
 def _by_positions(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
