@@ -1,23 +1,54 @@
 """Captured calls on disk: one ``.safetensors`` or ``.npz`` file, tensors named by ``Call``'s fields.
 
-Nothing is ever unpickled, and a file is whole or absent: it is written beside its place and renamed.
+A file may hold more than that, as engines' dumps do: other fields are not read, and named. Nothing is ever
+unpickled, and a file is whole or absent: it is written beside its place and renamed.
 """
 
 import os
+import warnings
 import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from ddtree.invariants.call import FIELDS, Call, unknown_name
+from ddtree.invariants.call import FIELDS, Call
 from ddtree.spec.errors import InputError, require
 
 SUFFIXES = (".safetensors", ".npz")
+
+_CLOSE = 0.85
+"""How much a name must resemble a field's for a suggestion: one or two letters of a dozen."""
+_NOTES = {
+    "seq_lens": "engines differ in what it counts; prefix_lens is the committed entries alone"
+}
+"""Names of engines that look like a field and are none for certain."""
+_DTYPES = {
+    "index": "int32 or int64",
+    "float": "a floating dtype",
+    "bytes": "uint8",
+    "any": "bool or uint8",
+    "number": "one int32 or int64",
+    "flag": "one bool",
+}
+"""What a field of each kind is best written as."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a file holds."""
+
+    call: Call
+    not_read: dict[str, str]
+    """Names that are no field of a call, each with what was perhaps meant, or an empty string."""
 
 
 def dump(path: str | Path, *objects: object, call: Call | None = None, **known: Any) -> Path:
@@ -30,9 +61,9 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
         known: single fields by name.
 
     Raises:
-        InputError: another suffix, no such folder, an unknown field, or nothing to write.
+        InputError: another suffix, no such folder, a place that cannot be written, an unknown field,
+            or nothing to write.
     """
-    path = _suffixed(path)
     require(
         call is None or not (objects or known), "give dump a call, or what it is made of, not both"
     )
@@ -40,8 +71,8 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
     tensors = {
         n: torch.as_tensor(v).detach().cpu().contiguous().clone() for n, v in made.known().items()
     }
+    path = require_writable(path)
     require(bool(tensors), "the call to dump holds no field")
-    require(path.parent.is_dir(), f"there is no folder {path.parent} to write {path.name} to")
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         if path.suffix == ".npz":
@@ -50,6 +81,10 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
         else:
             save_file(tensors, temporary)
         temporary.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or str(error).replace(str(temporary), str(path))
+        raise InputError(f"cannot write {path}: {why}") from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -57,57 +92,147 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
 
 
 def load(path: str | Path) -> Call:
-    """Read one captured call.
+    """Read one captured call; warn of names in the file that are no field of a call.
 
     Raises:
-        InputError: no such file, a file of another kind, an unknown field (the nearest right name
-            is given), or a field of a wrong dtype or shape.
+        InputError: as ``read``.
+    """
+    captured = read(path)
+    if captured.not_read:
+        names = ", ".join(named(name, why) for name, why in captured.not_read.items())
+        warnings.warn(f"{path}: not read: {names}", UserWarning, stacklevel=2)
+    return captured.call
+
+
+def read(path: str | Path) -> Captured:
+    """Read one captured call, and list what else the file holds.
+
+    Raises:
+        InputError: no such file, a file of another kind, no known field at all, or a field of a wrong
+            dtype or shape.
     """
     path = _suffixed(path)
+    require(not path.is_dir(), f"{path} is a folder, not a file")
     require(path.is_file(), f"there is no file {path}")
-    arrays = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    for name in arrays:
-        if name not in FIELDS:
-            raise InputError(f"{path}: {unknown_name(name)}")
-    require(bool(arrays), f"{path} holds no field of a captured call")
+    names, arrays = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+    other = {name: _meant(name, arrays) for name in names if name not in FIELDS}
+    require(bool(arrays), _no_field(path, other))
     try:
-        return Call(**arrays)
+        return Captured(Call(**arrays), other)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
+def named(name: str, why: str) -> str:
+    """A name that was not read, with what was perhaps meant."""
+    return f"{name} ({why})" if why else name
+
+
+def require_writable(path: str | Path) -> Path:
+    """The path, if a captured call can be written there.
+
+    Raises:
+        InputError: another suffix, no such folder, or a place that cannot be written.
+    """
+    path = _suffixed(path)
+    folder = path.absolute().parent
+    require(folder.is_dir(), f"there is no folder {folder} to write {path.name} to")
+    require(not path.is_dir(), f"cannot write {path}: it is a folder")
+    require(os.access(folder, os.W_OK), f"cannot write {path}: its folder is not writable")
+    return path
+
+
 def _suffixed(path: str | Path) -> Path:
     path = Path(path)
+    end = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
     require(
-        path.suffix in SUFFIXES,
-        f"{path} ends in {path.suffix!r}; a captured call is one of {', '.join(SUFFIXES)}",
+        path.suffix in SUFFIXES or path.is_dir(),
+        f"{path} {end}; a captured call is one of {', '.join(SUFFIXES)}",
     )
     return path
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
+def _meant(name: str, present: Iterable[str]) -> str:
+    """What a name that is no field was perhaps meant for: a field that the file does not have."""
+    if name in _NOTES:
+        return _NOTES[name]
+    near = get_close_matches(name, FIELDS.keys() - set(present), n=1, cutoff=_CLOSE)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _no_field(path: Path, other: dict[str, str]) -> str:
+    """The message for a file without any known field: what it holds, and all names that are known."""
+    found = ", ".join(named(name, why) for name, why in other.items()) or "nothing"
+    known = wrap(", ".join(FIELDS), 76, break_long_words=False)
+    return "\n".join(
+        [
+            f"{path} holds no field of a captured call",
+            f"  found: {found}",
+            "  known:",
+            *(f"    {line}" for line in known),
+        ]
+    )
+
+
+Arrays = tuple[list[str], dict[str, Any]]
+"""All names of a file, and the tensors of those that are fields."""
+
+
+def _read_safetensors(path: Path) -> Arrays:
     try:
-        return load_file(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            arrays = {name: file.get_tensor(name) for name in names if name in FIELDS}
     except (safetensors.SafetensorError, OSError, KeyError) as error:
         raise InputError(f"{path} is no safetensors file: {error}") from None
+    for name, value in arrays.items():
+        _require_signed(path, name, str(value.dtype).removeprefix("torch."))
+    return names, arrays
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
+def _read_npz(path: Path) -> Arrays:
+    with path.open("rb") as file:
+        is_array = file.read(6) == b"\x93NUMPY"
+    require(not is_array, f"{path} is one array, no .npz archive of named arrays")
+    require(zipfile.is_zipfile(path), f"{path} is no .npz archive, or it is cut short")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            require(
-                isinstance(archive, np.lib.npyio.NpzFile), f"{path} is one array, no .npz archive"
-            )
-            return {
-                name: torch.from_numpy(np.ascontiguousarray(archive[name])).reshape(
-                    archive[name].shape
-                )
-                for name in archive.files
-            }
-    except InputError:
-        raise
-    except (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no .npz file of plain arrays: {error}") from None
+        with np.load(path, allow_pickle=False) as archive:
+            names = list(archive.files)
+            arrays = {name: _array(path, name, archive) for name in names if name in FIELDS}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is a damaged .npz archive: {error}") from None
+    return names, arrays
+
+
+def _array(path: Path, name: str, archive: Any) -> Tensor:
+    """One array of the archive; numpy's own advice, to unpickle, is never passed on."""
+    try:
+        array = archive[name]
+    except ValueError:
+        raise InputError(
+            f"{path}: {name} is no plain array of numbers; write it as {_wanted(name)}"
+        ) from None
+    _require_signed(path, name, str(array.dtype))
+    try:
+        # ascontiguousarray makes one axis of none
+        return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+    except TypeError:
+        raise InputError(
+            f"{path}: {name} has dtype {array.dtype}; write it as {_wanted(name)}"
+        ) from None
+
+
+def _require_signed(path: Path, name: str, dtype: str) -> None:
+    require(
+        dtype not in {"uint16", "uint32", "uint64"},
+        f"{path}: {name} has dtype {dtype}; write it as {_wanted(name)}",
+    )
+
+
+def _wanted(name: str) -> str:
+    return _DTYPES[FIELDS[name].metadata["kind"]]
 
 
 def _to_numpy(name: str, value: Tensor) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ddtree.invariants import Call, check, dump, load, violations
+from ddtree.invariants.capture import read
 from ddtree.spec import InputError
 from tests.invariants.calls import captured, indptr, verify, whole_round
 
@@ -47,12 +48,55 @@ def test_from_contract_objects(tmp_path: Path, suffix: str) -> None:
     assert torch.equal(call.known()["parents"], tree.parents)
 
 
-def test_unknown_name_gives_the_nearest(tmp_path: Path) -> None:
-    """A misspelt field is refused with the right name."""
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_other_names_are_not_read_and_told(tmp_path: Path, suffix: str) -> None:
+    """A dump may hold more than a call: all of it is listed, and loading warns."""
+    path = tmp_path / f"call{suffix}"
+    arrays = {name: torch.zeros(2, dtype=torch.int64) for name in ("kv_indptr", "qo_indptrs", "x")}
+    if suffix == ".npz":
+        plain: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
+        np.savez(path, **plain)
+    else:
+        save_file(arrays, path)
+    captured = read(path)
+    assert captured.not_read == {"qo_indptrs": "did you mean qo_indptr?", "x": ""}
+    assert list(captured.call.known()) == ["kv_indptr"]
+    with pytest.warns(UserWarning, match=r"not read: qo_indptrs \(did you mean qo_indptr\?\), x"):
+        assert list(load(path).known()) == ["kv_indptr"]
+
+
+def test_a_file_of_other_names_alone_is_refused(tmp_path: Path) -> None:
+    """With what it holds and what is known."""
     path = tmp_path / "call.safetensors"
     save_file({"mask_indptrs": torch.zeros(2, dtype=torch.int64)}, path)
-    with pytest.raises(InputError, match="no field 'mask_indptrs'; did you mean 'mask_indptr'"):
+    with pytest.raises(InputError, match=r"(?s)found: mask_indptrs \(did you mean mask_indptr\?\)"):
         load(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_unsigned_indices_are_refused(tmp_path: Path, suffix: str) -> None:
+    """With the dtypes that are right."""
+    path = tmp_path / f"call{suffix}"
+    array = np.array([0, 17], dtype=np.uint64)
+    if suffix == ".npz":
+        np.savez(path, qo_indptr=array)
+    else:
+        save_file({"qo_indptr": torch.from_numpy(array)}, path)
+    with pytest.raises(InputError, match="qo_indptr has dtype uint64; write it as int32 or int64"):
+        load(path)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A folder in the way: the error is about the path that was given."""
+    (tmp_path / "call.npz").mkdir()
+    with pytest.raises(InputError, match=r"cannot write .*call\.npz: it is a folder$"):
+        dump(tmp_path / "call.npz", max_q_len=8)
+    with pytest.raises(InputError, match=r"call\.npz is a folder, not a file$"):
+        load(tmp_path / "call.npz")
+
+
+def test_a_misspelt_argument_gives_the_nearest() -> None:
+    """A keyword that no field has would check nothing."""
     with pytest.raises(InputError, match="no field 'qo_indpt'; did you mean 'qo_indptr'"):
         check(qo_indpt=indptr([17]))
 
@@ -104,7 +148,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "call.npz"
     marker = tmp_path / "ran"
     np.savez(path, qo_indptr=np.array([Trap(marker)], dtype=object))
-    with pytest.raises(InputError, match=r"no .npz file of plain arrays"):
+    with pytest.raises(InputError, match="no plain array of numbers"):
         load(path)
     assert not marker.exists()
 
