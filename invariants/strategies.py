@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 from jaxtyping import Float32, Int32, Int64
 from torch import Tensor
 
@@ -45,6 +44,13 @@ from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import Form, tree_mask
 from ddtree.spec.sampling import Sampling
 from ddtree.spec.tree import build_tree
+
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "ddtree.invariants.strategies needs hypothesis: pip install 'ddtree[fuzz]'"
+    ) from error
 
 AWKWARD_BUDGETS = (0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65)
 """Block size 8 with its coincidence at 7, and one below, at and above each word and tile."""
