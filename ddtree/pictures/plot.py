@@ -3,7 +3,7 @@
 import warnings
 from io import BytesIO
 from itertools import pairwise
-from math import ceil, isfinite
+from math import ceil
 from typing import Literal
 
 import matplotlib as mpl
@@ -31,6 +31,8 @@ MEANING = {
     Cell.WRONGLY_SEEN: "WRONG: seen, but no ancestor",
     Cell.WRONGLY_HIDDEN: "WRONG: hidden, but must be seen",
 }
+UNJUDGED = {Cell.TREE: "tree row, may attend"}
+"""Meaning where no tree is known."""
 # text stays text in an SVG: it can be searched and copied
 STYLE = mpl.RcParams({"svg.fonttype": "none", "svg.hashsalt": "ddtree", "hatch.linewidth": 0.4})
 COLUMN, BOX = 1.4, 1.16
@@ -39,39 +41,56 @@ MOST_LABELLED = 130
 """Past this many leaves the tree is drawn as dots without text."""
 MOST_PREFIX = 8
 """A longer prefix is drawn as this many columns, each for a range of entries."""
+TITLE, SUBTITLE = 0.115, 0.075
+"""Inches of one character of the two lines at the top, which no picture may be narrower than."""
+LEGEND = 2.1
+"""Inches of the longest entry of the legend."""
+DPI, MOST_PIXELS = 150, 8000
+"""Resolution of a PNG, and the longest side that it is lowered for."""
 
 
 def render(view: TreeView, form: Literal["png", "svg"], note: str = "") -> bytes:
     """The whole picture as a file's bytes; ``note`` stands under the title (a broken invariant)."""
     heights = _leaf_heights(view)
-    leaves = max(heights, default=0) + 1 + (view.q_len > view.num_nodes)
-    pitch = 0.30 if leaves <= MOST_LABELLED else 0.07  # inches a leaf
-    body = max(leaves * pitch, 5.0)
-    cell = min(max(body / max(view.q_len, 1), 0.05), 0.28)  # inches a mask cell
+    leaves = max(heights, default=0) + 1 + bool(view.padding)
+    is_labelled = leaves <= MOST_LABELLED
+    pitch = 0.30 if is_labelled else 0.07  # inches a leaf
+    cell = min(max(max(leaves * pitch, 5.0) / max(view.q_len, 1), 0.05), 0.28)  # of the mask
     columns = min(view.prefix_len, MOST_PREFIX) + 1 + view.q_len
     tree_width = COLUMN * (max(view.depths, default=1) + 1)
-    mask_width, mask_height = columns * cell + 1.4, view.q_len * cell
-    body = max(leaves * pitch, mask_height, 2.0)
-    width, height = tree_width + mask_width + 0.6, body + 2.0
+    mask_height = view.q_len * cell
+    body = max(leaves * pitch, mask_height, 0.4)
+    lines = [_numbers(view), note or _reading(view), *_remarks(view)]
+    marks = _legend_marks(view)
+    # the legend goes below in as many columns as fit, the widest of the texts always does
+    width = max(
+        tree_width + columns * cell + 2.0,
+        TITLE * len(lines[0]) + 0.4,
+        *(SUBTITLE * len(line) + 0.4 for line in lines[1:]),
+    )
+    per_line = max(int((width - 0.1) // LEGEND), 1)
+    top = 0.5 + 0.22 * (len(lines) - 1) + 0.45  # the lines, then the names of the columns
+    bottom = 0.2 + 0.24 * ceil(len(marks) / per_line)
+    height = top + body + bottom
 
     fixed = mpl.rc_context(STYLE)
     with fixed, warnings.catch_warnings():
-        figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-        _title(figure, view, note, height)
-        bottom = 0.75 / height
+        figure = Figure(figsize=(width, height), dpi=_dpi(width, height), facecolor="white")
+        _title(figure, lines, height, is_wrong=bool(note))
         _tree(
-            figure.add_axes((0.2 / width, bottom, tree_width / width, body / height)),
+            figure.add_axes((0.2 / width, bottom / height, tree_width / width, body / height)),
             view,
             heights,
-            labelled=leaves <= MOST_LABELLED,
+            labelled=is_labelled,
             size=(tree_width, body),
         )
-        left = (tree_width + 1.5) / width
-        lift = bottom + (body - mask_height) / height  # both panels hang from the top
-        _mask(
-            figure.add_axes((left, lift, columns * cell / width, mask_height / height)), view, cell
-        )
-        _legend(figure, view)
+        lift = bottom + body - mask_height  # both panels hang from the top
+        size = (columns * cell / width, mask_height / height)
+        _mask(figure.add_axes(((tree_width + 1.5) / width, lift / height, *size)), view, cell)
+        figure.legend(
+            handles=marks, loc="lower left", bbox_to_anchor=(0.004, 0.004), ncols=per_line,
+            frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.4,
+        )  # fmt: skip
         data = BytesIO()
         # a script that the font lacks shows as boxes in a PNG; an SVG keeps its text
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -79,24 +98,52 @@ def render(view: TreeView, form: Literal["png", "svg"], note: str = "") -> bytes
     return data.getvalue()
 
 
-def _title(figure: Figure, view: TreeView, note: str, height: float) -> None:
-    padding = max(view.q_len - view.num_nodes, 0)
-    numbers = f"prefix_len {view.prefix_len}   q_len {view.q_len}   num_nodes {view.num_nodes}"
-    if padding:
-        numbers += f"   padding {padding}"
+def limited_size(png: bytes) -> tuple[int, int] | None:
+    """Width and height of a PNG whose size was limited; None for any other."""
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))  # its header
+    return (width, height) if max(width, height) >= MOST_PIXELS - 1 else None
+
+
+def _dpi(width: float, height: float) -> float:
+    return min(DPI, MOST_PIXELS / max(width, height))
+
+
+def _numbers(view: TreeView) -> str:
+    numbers = [f"prefix_len {view.prefix_len}", f"q_len {view.q_len}"]
+    if view.num_nodes is not None:
+        numbers.append(f"num_nodes {view.num_nodes}")
+    if view.padding:
+        numbers.append(f"padding {len(view.padding)}")
     if view.accepted:
-        numbers += f"   accepted {len(view.accepted)}"
-    top = 1 - 0.32 / height
-    figure.text(0.2 / figure.get_figwidth(), top, numbers, fontsize=13, color=INK, weight="bold")
-    said = note or "node: row number, token, score (sum of log-probs along the path)"
-    figure.text(
-        0.2 / figure.get_figwidth(),
-        1 - 0.62 / height,
-        said,
-        fontsize=9.5,
-        color=COLOURS[Cell.WRONGLY_SEEN] if note else GREY,
-        parse_math=False,
-    )
+        numbers.append(f"accepted {len(view.accepted)}")
+    return "   ".join(numbers)
+
+
+def _reading(view: TreeView) -> str:
+    """How to read a node, by what is known of it."""
+    if not view.parents:
+        return ""
+    parts = ["row number"] + ["token"] * bool(view.labels)
+    if any(view.score(row, 1) for row in range(len(view.parents))):
+        parts.append("score (sum of log-probs along the path)")
+    return f"node: {', '.join(parts)}"
+
+
+def _remarks(view: TreeView) -> list[str]:
+    """What the picture leaves out."""
+    if view.prefix_len <= MOST_PREFIX:
+        return []
+    return [f"{view.prefix_len} prefix entries in {MOST_PREFIX} columns"]
+
+
+def _title(figure: Figure, lines: list[str], height: float, *, is_wrong: bool) -> None:
+    """The numbers, then the note or how to read a node, then what is left out."""
+    left = 0.2 / figure.get_figwidth()
+    figure.text(left, 1 - 0.32 / height, lines[0], fontsize=13, color=INK, weight="bold")
+    for i, line in enumerate(lines[1:]):
+        colour = COLOURS[Cell.WRONGLY_SEEN] if is_wrong and i == 0 else GREY
+        y = 1 - (0.55 + 0.22 * i) / height
+        figure.text(left, y, line, fontsize=9.5, color=colour, parse_math=False)
 
 
 # the tree
@@ -130,7 +177,7 @@ def _tree(
     if not view.parents:
         axes.text(0.1, 0.3, "no tree in this call", color=GREY, fontsize=10)
         return
-    lines = max(heights) + 1 + (view.q_len > view.num_nodes)
+    lines = max(heights) + 1 + bool(view.padding)
     pitch = size[1] / lines if not labelled else min(size[1] / lines, 0.42)
     on_path = set(view.accepted)
     lefts = [0.1 + COLUMN * depth for depth in view.depths]
@@ -145,8 +192,8 @@ def _tree(
             _box(axes, view, row, x, y, row in on_path)
         else:
             axes.plot(x, y, ".", color=PATH if row in on_path else COLOURS[Cell.TREE], ms=5)
-    if view.q_len > view.num_nodes:
-        first, last = view.num_nodes, view.q_len - 1
+    if view.padding:
+        first, last = view.padding[0], view.padding[-1]
         rows = f"{first}" if first == last else f"{first} to {last}"
         y = (max(heights) + 1.5) * pitch
         box = FancyBboxPatch(
@@ -182,9 +229,8 @@ def _box(axes: Axes, view: TreeView, row: int, x: float, y: float, is_path: bool
     weight = "bold" if is_path else "normal"
     style = {"va": "center", "zorder": 4, "parse_math": False}
     axes.text(x + 0.06, y, str(row), fontsize=7, color=GREY, **style)  # type: ignore[arg-type]
-    axes.text(x + 0.28, y, view.labels[row], fontsize=7.5, color=INK, weight=weight, **style)  # type: ignore[arg-type]
-    if row and view.scores and isfinite(view.scores[row]):
-        score = f"{view.scores[row]:.1f}"
+    axes.text(x + 0.28, y, view.label(row), fontsize=7.5, color=INK, weight=weight, **style)  # type: ignore[arg-type]
+    if row and (score := view.score(row, 1)):
         axes.text(x + BOX - 0.04, y, score, fontsize=5.5, color=GREY, ha="right", **style)  # type: ignore[arg-type]
 
 
@@ -206,7 +252,7 @@ def _mask(axes: Axes, view: TreeView, cell: float) -> None:
     axes.imshow(_image(view, cells, shown), interpolation="none", aspect="auto")
     if cell >= 0.09:
         _grid(axes, view, shown)
-    if view.q_len > view.num_nodes:
+    if view.padding:
         _hatch_padding(axes, view, shown)
     _row_names(axes, view, cell)
     _column_names(axes, view, shown, cell)
@@ -235,8 +281,8 @@ def _grid(axes: Axes, view: TreeView, shown: int) -> None:
 
 
 def _hatch_padding(axes: Axes, view: TreeView, shown: int) -> None:
-    padding = view.q_len - view.num_nodes
-    where = (-0.5, view.num_nodes - 0.5)
+    padding = len(view.padding)
+    where = (-0.5, view.padding[0] - 0.5)
     style = {"facecolor": (1, 1, 1, 0.55), "edgecolor": GREY, "hatch": "////", "linewidth": 0}
     if shown:
         axes.add_patch(Rectangle(where, shown, padding, **style))  # type: ignore[arg-type]
@@ -248,7 +294,7 @@ def _row_names(axes: Axes, view: TreeView, cell: float) -> None:
     rows = range(0, view.q_len, step)
     names = [
         f"{view.labels[row]}  {row}" if row < len(view.labels) and step == 1
-        else f"padding  {row}" if row >= view.num_nodes and step == 1
+        else f"padding  {row}" if row in view.padding and step == 1
         else str(row)
         for row in rows
     ]  # fmt: skip
@@ -257,7 +303,7 @@ def _row_names(axes: Axes, view: TreeView, cell: float) -> None:
         if row in view.accepted:
             label.set_color("#a86f00")
             label.set_fontweight("bold")
-        elif row >= view.num_nodes:
+        elif row in view.padding:
             label.set_color(GREY)
 
 
@@ -280,22 +326,21 @@ def _column_names(axes: Axes, view: TreeView, shown: int, cell: float) -> None:
     )  # fmt: skip
 
 
-def _legend(figure: Figure, view: TreeView) -> None:
+def _legend_marks(view: TreeView) -> list[Patch]:
     cells = view.cells()
     found = set() if cells is None else {int(code) for code in np.unique(cells)}
     marks = [
-        Patch(facecolor=COLOURS[code], label=meaning)
+        Patch(
+            facecolor=COLOURS[code], label=meaning if view.parents else UNJUDGED.get(code, meaning)
+        )
         for code, meaning in MEANING.items()
         if code in found
     ]
-    if view.q_len > view.num_nodes:
+    if view.padding:
         marks.append(Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding"))
     if view.accepted:
         marks.append(Patch(facecolor="#fdf1d8", edgecolor=PATH, linewidth=1.8, label="accepted"))
-    if view.num_nodes > view.q_len:
+    if view.lost:
         edge, label = COLOURS[Cell.WRONGLY_SEEN], "WRONG: node without a query row"
         marks.append(Patch(facecolor="white", edgecolor=edge, linestyle="--", label=label))
-    figure.legend(
-        handles=marks, loc="lower left", bbox_to_anchor=(0.004, 0.004), ncols=len(marks) or 1,
-        frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.4,
-    )  # fmt: skip
+    return marks

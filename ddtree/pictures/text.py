@@ -4,7 +4,6 @@ Meaning never rests on colour alone: accepted nodes are marked, wrong cells have
 """
 
 from itertools import pairwise
-from math import isfinite
 
 from rich.text import Text
 
@@ -25,17 +24,16 @@ PREFIX_CELLS = 8
 
 def title(view: TreeView) -> str:
     """The numbers of the request in one line."""
-    padding = max(view.q_len - view.num_nodes, 0)
-    return (
-        f"request {view.request}: prefix_len {view.prefix_len}, q_len {view.q_len}, "
-        f"num_nodes {view.num_nodes}, padding {padding}"
-    )
+    numbers = f"request {view.request}: prefix_len {view.prefix_len}, q_len {view.q_len}"
+    if view.num_nodes is None:
+        return numbers
+    return f"{numbers}, num_nodes {view.num_nodes}, padding {len(view.padding)}"
 
 
 def tree_text(view: TreeView) -> Text:
     """The tree, one node a line: row, token, score; ``*`` marks the accepted path."""
     if not view.parents:
-        return Text("no tree in this call (fields token_ids, parents, num_nodes)")
+        return Text("no tree in this call (fields parents, num_nodes)")
     children, text = view.children(), Text()
     # a stack of (row, lead of its line, lead of its children's lines), first child on top
     stack = [(row, "", "") for row in reversed(view.roots())]
@@ -46,14 +44,21 @@ def tree_text(view: TreeView) -> Text:
             is_last = child == children[row][-1]
             branch, stem = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
             stack.append((child, below + branch, below + stem))
-    if view.q_len > view.num_nodes:
-        text.append(f"rows {view.num_nodes}..{view.q_len - 1} are padding\n", "bright_black")
+    if view.padding:
+        rows = f"rows {view.padding[0]}..{view.padding[-1]} are padding"
+        text.append(
+            f"row {view.padding[0]} is padding\n" if len(view.padding) == 1 else f"{rows}\n",
+            "bright_black",
+        )
     text.rstrip()
     return text
 
 
-def mask_text(view: TreeView, width: int) -> Text:
-    """The mask, one query row a line, ``width`` characters wide; columns past it are cut."""
+def mask_text(view: TreeView, width: int, *, is_drawn: bool = False) -> Text:
+    """The mask, one query row a line, ``width`` characters wide; columns past it are cut.
+
+    ``is_drawn``: files hold the whole of it, and a cut says so.
+    """
     cells = view.cells()
     if cells is None:
         return Text("the layout reads past the end of the mask: nothing to draw")
@@ -63,7 +68,7 @@ def mask_text(view: TreeView, width: int) -> Text:
     shown_columns = min(view.q_len, room)
     text = Text()
     for row in range(view.q_len):
-        is_accepted, is_padding = row in view.accepted, row >= view.num_nodes
+        is_accepted, is_padding = row in view.accepted, row in view.padding
         mark = "*" if is_accepted else "p" if is_padding else " "
         text.append(f"{row:>{lead}}{mark} ", "bold green" if is_accepted else "")
         for cell in _condensed(cells[row, : view.prefix_len].tolist(), shown_prefix):
@@ -72,17 +77,18 @@ def mask_text(view: TreeView, width: int) -> Text:
         for cell in cells[row, view.prefix_len :][:shown_columns].tolist():
             _cell(text, cell, is_padding)
         text.append("\n")
-    text.append(_legend(view, shown_prefix, shown_columns, {int(cell) for cell in cells.flat}))
+    found = {int(cell) for cell in cells.flat}
+    text.append(_legend(view, shown_prefix, shown_columns, found, is_drawn))
     return text
 
 
 def _node(text: Text, view: TreeView, row: int, lead: str) -> None:
     text.append(lead, "bright_black")
     is_accepted = row in view.accepted
-    label = view.labels[row] or "''"
-    text.append(f"{row}{'*' if is_accepted else ''} {label}", "bold green" if is_accepted else "")
-    if view.scores and isfinite(view.scores[row]):
-        text.append(f"  {view.scores[row]:.2f}", "bright_black")
+    named = f"{row}{'*' if is_accepted else ''} {view.label(row)}".rstrip()
+    text.append(named, "bold green" if is_accepted else "")
+    if score := view.score(row, 2):
+        text.append(f"  {score}", "bright_black")
     if row >= view.q_len:
         text.append("  no query row", "bold red")
     if row and view.parent(row) is None:
@@ -108,14 +114,17 @@ def _cell(text: Text, code: int, is_padding: bool) -> None:
     text.append(sign, style)
 
 
-def _legend(view: TreeView, shown_prefix: int, shown_columns: int, found: set[int]) -> str:
+def _legend(
+    view: TreeView, shown_prefix: int, shown_columns: int, found: set[int], is_drawn: bool
+) -> str:
     lines = ["█ may attend   · may not   * accepted"]
-    if view.q_len > view.num_nodes:
+    if view.padding:
         lines[0] += "   p padding (░)"
     if found & {Cell.WRONGLY_SEEN, Cell.WRONGLY_HIDDEN}:
         lines.append("! seen, but no ancestor   x hidden, but must be seen")
     if shown_prefix < view.prefix_len:
         lines.append(f"left of │: {view.prefix_len} prefix entries in {shown_prefix} cells")
     if shown_columns < view.q_len:
-        lines.append(f"tree columns {shown_columns}..{view.q_len - 1} cut: widen, or use --out")
+        whole = "the files have all" if is_drawn else "widen, or use --out"
+        lines.append(f"tree columns {shown_columns}..{view.q_len - 1} cut: {whole}")
     return "\n".join(lines)

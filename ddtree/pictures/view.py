@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,36 @@ class TreeView:
     request: int
     prefix_len: int
     q_len: int
-    num_nodes: int
+    num_nodes: int | None
+    """None when no tree is known."""
     token_ids: tuple[int, ...]
+    """Empty when they are not known."""
     parents: tuple[int, ...]
     scores: tuple[float, ...]
     accepted: tuple[int, ...]
     labels: tuple[str, ...]
     allowed: NDArray[np.bool_] | None
     """[q_len, prefix_len + q_len] as the layout says; None when it runs past the mask's end."""
+
+    @property
+    def padding(self) -> range:
+        """Rows that are padding, as far as that is known."""
+        return range(self.q_len if self.num_nodes is None else self.num_nodes, self.q_len)
+
+    @property
+    def lost(self) -> range:
+        """Nodes without a query row (only in a broken call)."""
+        return range(self.q_len, max(self.q_len, self.num_nodes or 0))
+
+    def label(self, row: int) -> str:
+        """The node's token as text, or nothing when it is not known."""
+        return (self.labels[row] or "''") if row < len(self.labels) else ""
+
+    def score(self, row: int, digits: int) -> str:
+        """The node's score in so many digits, never as -0.0; nothing when it is not known."""
+        if row >= len(self.scores) or not isfinite(self.scores[row]):
+            return ""
+        return f"{round(self.scores[row], digits) + 0.0:.{digits}f}"
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -94,8 +117,12 @@ def view_of(
     acceptance: Acceptance | None = None,
     request: int = 0,
     token_text: Callable[[int], str] | None = None,
+    *,
+    has_tokens: bool = True,
 ) -> TreeView:
     """Gather the picture of one request, reading every width from ``layout`` as an engine would.
+
+    ``has_tokens`` False: the tree's token ids are not known, whatever stands there.
 
     Raises:
         IndexError: the call has no such request.
@@ -104,8 +131,8 @@ def view_of(
     if not 0 <= request < len(qo) - 1:
         raise IndexError(f"request {request} of a call with {len(qo) - 1} requests")
     q_len, prefix_len = qo[request + 1] - qo[request], kv[request + 1] - kv[request]
-    num_nodes = int(tree.num_nodes[request]) if tree is not None else q_len
-    token_ids = _rows(tree.token_ids, request, num_nodes) if tree is not None else []
+    num_nodes = int(tree.num_nodes[request]) if tree is not None else None
+    token_ids = _rows(tree.token_ids, request, num_nodes) if tree is not None and has_tokens else []
     text = token_text or str
     return TreeView(
         request=request,
@@ -128,7 +155,7 @@ def shown(text: str, width: int = 12) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _rows(rows: Tensor, request: int, num_nodes: int) -> list[int]:
+def _rows(rows: Tensor, request: int, num_nodes: int | None) -> list[int]:
     found: list[int] = rows[request, :num_nodes].tolist()
     return found
 

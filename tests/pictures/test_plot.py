@@ -12,7 +12,7 @@ from tests.pictures.calls import known_call
 
 pytest.importorskip("matplotlib", reason="the plots extra")
 from ddtree.cli.source import made_up_call
-from ddtree.pictures.plot import render
+from ddtree.pictures.plot import MOST_PIXELS, limited_size, render
 
 CALL = known_call()
 VIEW = view_of(CALL.layout, CALL.mask, CALL.tree, CALL.acceptance)
@@ -72,7 +72,62 @@ def test_awkward_sizes(prefix: int, budget: int, topk: int | None) -> None:
 
 def test_no_tree_and_no_mask() -> None:
     """What a captured call lacks is said in the picture."""
-    bare = replace(VIEW, parents=(), token_ids=(), labels=(), scores=(), accepted=(), allowed=None)
+    bare = replace(
+        VIEW,
+        num_nodes=None,
+        parents=(),
+        token_ids=(),
+        labels=(),
+        scores=(),
+        accepted=(),
+        allowed=None,
+    )
     found = texts(render(bare, "svg"))
     assert "no tree in this call" in found
     assert any("the layout reads past" in text for text in found)
+    assert not any("num_nodes" in text for text in found)
+
+
+def pixels(png: bytes) -> tuple[int, int]:
+    """Width and height."""
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+@pytest.mark.parametrize("budget", [0, 2])
+def test_a_small_tree_has_a_small_picture_with_a_whole_title(budget: int) -> None:
+    """The title fits into the width, and no empty space is drawn below a few rows."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    call = made_up_call([5], budget, None, 8, seed=0)
+    view = view_of(call.layout, call.mask, call.tree, call.acceptance)
+    width, height = pixels(render(view, "png"))
+    (title,) = [text for text in texts(render(view, "svg")) if "prefix_len" in text]
+    drawn = TextPath((0, 0), title, size=13, prop=FontProperties(weight="bold")).get_extents()
+    assert drawn.width / 72 * 150 + 0.2 * 150 < width
+    assert height < 450
+
+
+def test_a_condensed_prefix_is_told() -> None:
+    """8 columns stand for 2000 entries, and the picture says so."""
+    call = made_up_call([2000], 3, None, 8, seed=0)
+    found = texts(render(view_of(call.layout, call.mask, call.tree), "svg"))
+    assert "2000 prefix entries in 8 columns" in found
+    assert not any("prefix entries in" in text for text in texts(render(VIEW, "svg")))
+
+
+def test_a_huge_picture_is_limited() -> None:
+    """512 nodes: no side is longer than the limit, and whoever asks is told."""
+    call = made_up_call([5], 512, None, 8, seed=0)
+    png = render(view_of(call.layout, call.mask, call.tree, call.acceptance), "png")
+    with_limit = limited_size(png)
+    assert max(pixels(png)) <= MOST_PIXELS
+    assert with_limit == (pixels(png) if max(pixels(png)) >= MOST_PIXELS - 1 else None)
+    assert limited_size(render(VIEW, "png")) is None
+
+
+def test_no_score_is_minus_nothing() -> None:
+    """-0.04 is drawn as 0.0."""
+    found = texts(render(replace(VIEW, scores=(0.0, -0.04, -0.04, -0.04)), "svg"))
+    assert "0.0" in found
+    assert "-0.0" not in found

@@ -20,7 +20,7 @@ def test_tree() -> None:
         "├─ 1* 11  -1.00",
         "│  └─ 3* 13  -3.00",
         "└─ 2 12  -2.00",
-        "rows 4..4 are padding",
+        "row 4 is padding",
     ]
 
 
@@ -85,3 +85,12 @@ def test_every_sign_has_its_own_ascii_letter() -> None:
     letters = {sign.translate(ASCII) for sign in signs}
     assert len(letters) == len(signs)
     assert all(letter.isascii() for letter in letters)
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    """Neither tokens nor counts are made up, and no score is minus nothing."""
+    bare = replace(VIEW, token_ids=(), labels=(), scores=(-0.001,) * 4)
+    assert tree_text(bare).plain.splitlines()[0] == "0*  0.00"
+    unknown = replace(bare, parents=(), scores=(), num_nodes=None)
+    assert title(unknown) == "request 0: prefix_len 2, q_len 5"
+    assert "padding" not in mask_text(unknown, 60).plain
