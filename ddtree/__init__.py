@@ -6,7 +6,9 @@ and generation. The names below are imported when first used, so that the comman
 """
 
 import os
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,5 +68,14 @@ def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
 
 
+def _is_command() -> bool:
+    """Whether this process is the ``ddtree`` command, which says itself what is wrong with a setting."""
+    return Path(sys.argv[0]).stem == "ddtree" or sys.orig_argv[1:3] == ["-m", "ddtree"]
+
+
 if os.environ.get("DDTREE_DEBUG"):
-    import_module("ddtree.invariants")
+    try:
+        import_module("ddtree.invariants")
+    except ValueError:
+        if not _is_command():
+            raise

@@ -8,10 +8,12 @@ def main() -> None:
     """Run the command line, or say what to install: its libraries are an extra of their own."""
     missing = [name for name in ("typer", "rich") if find_spec(name) is None]
     if missing:
-        sys.exit(
-            f"The ddtree command needs {' and '.join(missing)}: pip install 'ddtree[cli]'.\n"
-            "The checker works without it: import ddtree; ddtree.check(...)"
+        print(
+            f"error: the ddtree command needs {' and '.join(missing)}\n"
+            "next: pip install 'ddtree[cli]'; the checker works without: import ddtree; ddtree.check(...)",
+            file=sys.stderr,
         )
+        sys.exit(2)  # 1 would say that a call is broken
     from ddtree.cli import main as run
 
     run()

@@ -1,6 +1,11 @@
 """The app: its verbs, its version, and how errors leave it."""
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -10,34 +15,71 @@ from ddtree.cli.check import check
 from ddtree.cli.demo import demo
 from ddtree.cli.dump import dump
 from ddtree.cli.generate import generate
-from ddtree.cli.output import BROKEN, fail, stdout
+from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
 from ddtree.cli.show import show
+
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What wrong arguments raise; typer has it from click or, since it carries a copy of click, from there."""
 
 
 class Guarded(TyperGroup):
-    """Turns the library's errors into one message on stderr and an exit code."""
+    """Turns every error into one message on stderr and an exit code."""
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        """Read the arguments before the verb."""
+        if not args:
+            return super().make_context(info_name, args, parent, **extra)  # prints the help
+        with guarded():
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
-        try:
+        with guarded(ctx):
+            _obey_debug_variable()
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # the reader left, as `| head` does: no error of ours
-        except OSError as error:
-            fail(f"{error.filename or 'system'}: {error.strerror or error}")
+
+
+def _obey_debug_variable() -> None:
+    """Leave if DDTREE_DEBUG is not understood: the package left that to this command to say."""
+    if os.environ.get("DDTREE_DEBUG"):
+        try:
+            import_module("ddtree.invariants")
         except ValueError as error:
-            # read late: the library is loaded by now, and --help must not load it
-            from ddtree.spec.errors import InputError
+            fail(str(error), "set DDTREE_DEBUG=1, or unset it")
 
-            if not isinstance(error, InputError):
-                raise
-            fail(str(error), f"ddtree {ctx.invoked_subcommand} --help")
-        except AssertionError as error:
-            from ddtree.invariants import InvariantViolation
 
-            if not isinstance(error, InvariantViolation):
-                raise
-            fail(str(error), code=BROKEN)
+@contextmanager
+def guarded(ctx: Any = None) -> Iterator[None]:
+    """Leave with one message where the arguments, the library, the system or the user stops the work."""
+
+    def usage() -> str:
+        verb = ctx and ctx.invoked_subcommand
+        return f"ddtree {verb} --help" if verb else "ddtree --help"
+
+    try:
+        yield
+    except UsageError as error:
+        fail(error.format_message().rstrip("."), usage())  # type: ignore[attr-defined]
+    except KeyboardInterrupt:
+        stderr().print("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise typer.Exit(0) from None  # the reader left, where there is no SIGPIPE
+    except OSError as error:
+        fail(f"{error.filename or 'system'}: {error.strerror or error}")
+    except ValueError as error:
+        # read late: the library is loaded by now, and --help must not load it
+        from ddtree.spec.errors import InputError
+
+        if not isinstance(error, InputError):
+            raise
+        fail(str(error), usage())
+    except AssertionError as error:
+        from ddtree.invariants import InvariantViolation
+
+        if not isinstance(error, InvariantViolation):
+            raise
+        fail(str(error), code=BROKEN)
 
 
 app = typer.Typer(
@@ -78,6 +120,9 @@ def _root(
 
 def run() -> None:
     """Run on ``sys.argv``; characters that the terminal cannot show become question marks."""
+    if hasattr(signal, "SIGPIPE"):
+        # end as other commands do when the reader leaves (`| head`): 1 would say that a call is broken
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

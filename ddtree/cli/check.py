@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ddtree.cli.captured import read_call
 from ddtree.cli.options import Json
-from ddtree.cli.output import BROKEN, print_json, stdout
+from ddtree.cli.output import BROKEN, counted, print_json, stdout
 
 if TYPE_CHECKING:
     from ddtree.invariants import InvariantViolation, Report
@@ -15,15 +16,30 @@ if TYPE_CHECKING:
 
 def check(
     file: Annotated[Path, typer.Argument(help="A captured call: .safetensors or .npz.")],
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List what is not checked, and why.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check one captured verify call of any engine: what holds, what is broken.
 
-    The file's tensors bear the engines' own names: qo_indptr, kv_indptr,
-    kv_indices, mask_indptr, custom_mask, positions, max_q_len and what else
-    is known. What is missing is not checked, and is listed.
+    The file's tensors bear the engines' own names, below. One is enough: what
+    is missing is not checked, and that is said. Other names are not read.
 
     Exit code: 0 nothing is broken, 1 something is, 2 the file cannot be read.
+
+    \b
+    Fields (shapes: ddtree/invariants/call.py)
+      layout  qo_indptr kv_indptr kv_indices mask_indptr max_q_len positions
+              out_cache_loc input_ids
+      mask    custom_mask, or packed byte_indptr, or bias, or words
+      tree    token_ids parents depths scores num_nodes root_token_ids
+      call    batch_size q_lens prefix_lens num_rows budget horizon
+              is_captured pad_slot
+      memory  slot_table slot_table_after kv_pool_size slot_stride
+              vocab_size offset_bits
+      outcome nodes num_accepted bonus target_ids committed_lens src dst
+              commits_before emitted
 
     \b
     Examples
@@ -31,10 +47,10 @@ def check(
       ddtree check call.npz --json
       ddtree dump bad.npz --fault width=8 && ddtree check bad.npz
     """
-    from ddtree.invariants import load
     from ddtree.invariants import report as checked
 
-    report = checked(load(file))
+    captured = read_call(file)
+    report = checked(captured.call)
     if as_json:
         print_json(
             {
@@ -43,28 +59,42 @@ def check(
                 "held": report.held,
                 "broken": [_plain(violation) for violation in report.broken],
                 "not_checked": report.not_checked,
+                "not_read": captured.not_read,
             }
         )
     else:
-        _print(report, file)
+        _print(report, captured.not_read, file, verbose)
     if not report.ok:
         raise typer.Exit(BROKEN)
 
 
-def _print(report: "Report", file: Path) -> None:
+def _print(report: "Report", not_read: dict[str, str], file: Path, verbose: bool) -> None:
+    from ddtree.invariants.capture import named
+
     console = stdout()
     for violation in report.broken:
         console.print(Text(str(violation), "red"), soft_wrap=True)
         console.print()
+    if not_read:
+        names = ", ".join(named(name, why) for name, why in not_read.items())
+        console.print(Text(f"not read: {names}", "yellow"), soft_wrap=True)
     console.print(Text.assemble(("held: ", "green"), ", ".join(report.held) or "none"))
-    for name, why in report.not_checked.items():
-        console.print(Text(f"not checked: {name} ({why})", "bright_black"), soft_wrap=True)
-    names = dict.fromkeys(violation.invariant for violation in report.broken)
-    verdict = f"BROKEN: {', '.join(names)}" if names else "nothing is broken"
-    counts = f"{len(report.held)} held, {len(names)} broken, {len(report.not_checked)} not checked"
-    console.print(
-        Text(f"{file}: {verdict} ({counts})", "bold red" if names else "bold green"), soft_wrap=True
-    )
+    for line in _not_checked(report, verbose):
+        console.print(Text(line, "bright_black"), soft_wrap=True)
+    broken = dict.fromkeys(violation.invariant for violation in report.broken)
+    verdict = f"BROKEN: {', '.join(broken)}" if broken else "nothing is broken"
+    counts = f"{len(report.held)} held, {len(broken)} broken, {len(report.not_checked)} not checked"
+    style = "bold red" if broken else "bold green"
+    console.print(Text(f"{file}: {verdict} ({counts})", style), soft_wrap=True)
+
+
+def _not_checked(report: "Report", verbose: bool) -> list[str]:
+    """What was not checked: each with its reason, or how many and how to list them."""
+    if verbose:
+        return [f"not checked: {name} ({why})" for name, why in report.not_checked.items()]
+    if not report.not_checked:
+        return []
+    return [f"not checked: {counted(len(report.not_checked), 'invariant')} (--verbose lists them)"]
 
 
 def _plain(violation: "InvariantViolation") -> dict[str, Any]:

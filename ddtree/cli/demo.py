@@ -1,6 +1,7 @@
 """``ddtree demo``: the founding bug on real text, told and checked."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ddtree.cli.options import Json, within
-from ddtree.cli.output import BROKEN, need, print_json, progress, stdout, writable_folder
+from ddtree.cli.output import (
+    BROKEN,
+    Say,
+    need,
+    print_json,
+    progress,
+    stderr,
+    stdout,
+    writable_folder,
+)
 
 if TYPE_CHECKING:
     from ddtree.cli.models import Pair
@@ -20,8 +30,8 @@ if TYPE_CHECKING:
 
 MIN_SIDE_BY_SIDE = 80
 """Columns of a terminal in which two texts fit beside each other."""
-NEW_TOKENS = 22
-"""Up to twelve apples; further on SmolLM2's own counting goes wrong."""
+NEW_TOKENS = 16
+"""Up to about ten apples: enough to be garbled, and for trees to save half the passes."""
 WORKING = {
     "a": "decoding one token a pass, then by draft trees",
     "b": "decoding with the founding bug, four times",
@@ -68,12 +78,13 @@ def demo(
         stdout().print(Text.assemble(("prompt\n", "bold"), story.PROMPT))
     parts, parts_to_come = [], story.tell(told)
     for working in WORKING.values():
-        with progress(working):
+        with progress(working) as say:
+            told.say = partial(_say_run, say, working)
             part = next(parts_to_come)
             if part.view is not None:
                 from ddtree.cli.show import draw
 
-                part.files.extend(draw(part.view, out, "tree"))
+                part.files.extend(draw(part.view, out, "tree", say))
         parts.append(part)
         if not as_json:
             _print(part, pair)
@@ -86,6 +97,11 @@ def demo(
         _print_end(parts, seconds)
     if not ok:
         raise typer.Exit(BROKEN)
+
+
+def _say_run(say: Say, working: str, run: str) -> None:
+    """One run of a part: beside the part's name on a terminal, on a line of its own elsewhere."""
+    say(f"{working}: {run}" if stderr().is_terminal else f"  {run}")
 
 
 def _print(part: "Part", pair: "Pair") -> None:

@@ -18,11 +18,13 @@ from ddtree.cli.options import (
     Target,
     TopK,
     WhichRound,
+    refuse_ignored,
 )
 from ddtree.cli.output import print_json, stdout
 
 
 def dump(
+    ctx: typer.Context,
     file: Annotated[
         Path, typer.Argument(help="Where to: .safetensors or .npz; replaced if there.")
     ],
@@ -50,15 +52,13 @@ def dump(
       ddtree dump batch.npz --prefix 5 --prefix 3 --topk 4
       ddtree dump live.npz --prompt "1, 2, 3, 1, 2," --raw --round 3
     """
+    refuse_ignored(ctx, prompt)
     from ddtree.cli.source import Wanted
     from ddtree.invariants import Call
     from ddtree.invariants import dump as write
-    from ddtree.invariants.capture import SUFFIXES
-    from ddtree.spec.errors import require
+    from ddtree.invariants.capture import require_writable
 
-    # said before a generation of minutes, not after it
-    require(file.suffix in SUFFIXES, f"{file} must end in one of {', '.join(SUFFIXES)}")
-    require(file.absolute().parent.is_dir(), f"there is no folder {file.absolute().parent}")
+    require_writable(file)  # said before a generation of minutes, not after it
     call, _ = Wanted(
         prefix, prompt, which_round, budget, topk, block_size, seed, target, draft, chat, fault
     ).call()

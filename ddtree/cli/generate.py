@@ -1,8 +1,9 @@
 """``ddtree generate``: decode by draft trees, and show what the trees were worth."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,22 +19,34 @@ from ddtree.cli.options import (
     Seed,
     Target,
     TopK,
+    refuse_given,
     topk_of,
     within,
 )
-from ddtree.cli.output import BROKEN, print_json, progress, stdout
+from ddtree.cli.output import (
+    BROKEN,
+    INTERRUPTED,
+    counted,
+    print_json,
+    progress,
+    stderr,
+    stdout,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ddtree.cli.models import Pair
     from ddtree.decoding.decoding import Comparison, Generation
+    from ddtree.spec.sampling import Sampling
 
 BAR = 40
 """Longest bar of the histogram, in characters."""
+INTERRUPTION = "interrupted"
 
 
 def generate(
+    ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The text to answer or to continue.")],
     target: Target = "embedded",
     draft: Draft = "ngram",
@@ -42,7 +55,12 @@ def generate(
     block_size: BlockSize = None,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Annotated[
-        float, typer.Option(callback=within(0), help="0: greedy. Above: sample, losslessly.")
+        float,
+        typer.Option(
+            callback=within(0),
+            help="0: greedy. Above: sample, losslessly; then the text is not compared with plain "
+            "decoding, since float error alone can change a sample.",
+        ),
     ] = 0.0,
     top_k: Annotated[
         int | None,
@@ -66,7 +84,7 @@ def generate(
 
     Streams the text, then tells tokens a round, how many nodes were accepted
     how often, and whether plain decoding, one token a pass, gives the same
-    text. Exit code 1 if it does not.
+    text. Exit code 1 if it does not. Ctrl-C stops and tells what there is.
 
     \b
     Examples
@@ -79,13 +97,9 @@ def generate(
     kept = topk_of(topk)
     if top_p is not None and not 0 < top_p <= 1:
         raise typer.BadParameter(f"{top_p} is not in (0, 1]", param_hint="--top-p")
-    if temperature == 0 and (top_k is not None or top_p is not None):
-        raise typer.BadParameter(
-            "--top-k and --top-p shape sampling, and --temperature 0 does not sample; "
-            "give a temperature above 0, or leave them out",
-            param_hint="--temperature",
-        )
-    from ddtree import decoding, invariants
+    if temperature == 0:
+        refuse_given(ctx, ("top_k", "top_p", "seed"), "with --temperature 0, which does not sample")
+    from ddtree import invariants
     from ddtree.cli.models import load_pair
     from ddtree.spec.sampling import Sampling
 
@@ -93,68 +107,117 @@ def generate(
     ids = pair.encode(prompt, chat)
     sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
     streamer = Streamer(pair, quiet=as_json)
-    watch = progress("decoding by draft trees") if as_json else nullcontext()
-    with watch, invariants.debug() if debug else nullcontext():
-        found = decoding.generate(
-            pair.target,
-            pair.drafter,
-            ids,
-            budget=budget,
-            topk=kept,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop_ids=pair.stop_ids,
-            on_tokens=streamer,
-        )
-    streamer.end()
-    why = _why_not_compared(compare, temperature)
-    compared = None if why else _compare(pair, ids, found, max_new_tokens)
+    found = compared = None
+    try:
+        with invariants.debug() if debug else nullcontext():
+            found = _decode(pair, ids, streamer, budget, kept, max_new_tokens, sampling)
+        streamer.end()
+        why = _why_not_compared(compare, temperature)
+        compared = None if why else _compare(pair, ids, found, max_new_tokens)
+    except KeyboardInterrupt:
+        why = INTERRUPTION
+        if found is None:
+            streamer.end()
+        stderr().print(why)
     if as_json:
-        print_json(_report(prompt, pair, found, compared, why))
+        print_json(_report(prompt, pair, streamer, found, compared, why))
     else:
-        _print(pair, found, compared, why, debug)
+        _print(pair, streamer, found, compared, why, debug)
+    if why == INTERRUPTION:
+        raise typer.Exit(INTERRUPTED)
     if compared is not None and not (compared.equal or compared.is_tie):
         raise typer.Exit(BROKEN)
 
 
 class Streamer:
-    """Prints text as its tokens come; a character that lacks bytes waits for its next token."""
+    """Prints text as its tokens come; a character that lacks bytes waits for its next token.
+
+    It remembers the tokens of each round, which are all there is of a run that is interrupted.
+    """
 
     def __init__(self, pair: "Pair", *, quiet: bool) -> None:
         self._pair = pair
-        self._quiet = quiet
-        self._token_ids: list[int] = []
+        self.quiet = quiet
         self._printed = ""
+        self.token_ids: list[int] = []
+        self.rounds: list[tuple[int, ...]] = []
 
     def __call__(self, token_ids: Sequence[int]) -> None:
-        """Take new tokens."""
-        self._token_ids += token_ids
-        text = self._pair.text(self._token_ids)
+        """Take new tokens: one with the prompt, then those of each round."""
+        if self.token_ids:
+            self.rounds.append(tuple(token_ids))
+        self.token_ids += token_ids
+        text = self._pair.text(self.token_ids)
         if not text.endswith("\ufffd"):
             self._print(text)
 
     def end(self) -> None:
         """Print what waited, and end the line."""
-        self._print(self._pair.text(self._token_ids))
-        if not self._quiet:
+        self._print(self._pair.text(self.token_ids))
+        if not self.quiet:
             sys.stdout.write("\n")
 
     def _print(self, text: str) -> None:
-        if not self._quiet:
+        if not self.quiet:
             sys.stdout.write(text[len(self._printed) :])
             sys.stdout.flush()
         self._printed = text
 
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens of a round on average; the first token comes with the prompt."""
+        return sum(map(len, self.rounds)) / len(self.rounds) if self.rounds else 0.0
 
-def histogram(generation: "Generation") -> list[str]:
-    """How many rounds accepted how many nodes, as bars of text."""
-    counts = generation.acceptance_histogram
-    most = max(counts.values(), default=1)
+    @property
+    def histogram(self) -> dict[int, int]:
+        """How many rounds gave how many tokens: with the first token they add up to the text."""
+        return dict(sorted(Counter(map(len, self.rounds)).items()))
+
+
+def bars(histogram: dict[int, int]) -> list[str]:
+    """The histogram as bars of text."""
+    most = max(histogram.values(), default=1)
     return [
-        f"{accepted:>3} {'node ' if accepted == 1 else 'nodes'} {count:>4} "
+        f"{tokens:>3} {'token ' if tokens == 1 else 'tokens'} {count:>4} "
         + "█" * max(1, round(BAR * count / most))
-        for accepted, count in counts.items()
+        for tokens, count in histogram.items()
     ]
+
+
+def _decode(
+    pair: "Pair",
+    ids: "Tensor",
+    streamer: Streamer,
+    budget: int,
+    topk: int | None,
+    max_new_tokens: int,
+    sampling: "Sampling | None",
+) -> "Generation":
+    """Decode by draft trees, with progress until the text streams; all along when it does not."""
+    from ddtree import decoding
+
+    with ExitStack() as until_text:
+        say = until_text.enter_context(progress("reading the prompt"))
+
+        def on_tokens(token_ids: Sequence[int]) -> None:
+            if streamer.quiet:
+                done = len(streamer.token_ids) + len(token_ids)
+                say(f"decoding by draft trees: {done}/{max_new_tokens}", passing=True)
+            else:
+                until_text.close()  # a spinner and a text do not share a line
+            streamer(token_ids)
+
+        return decoding.generate(
+            pair.target,
+            pair.drafter,
+            ids,
+            budget=budget,
+            topk=topk,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_ids=pair.stop_ids,
+            on_tokens=on_tokens,
+        )
 
 
 def _why_not_compared(compare: bool, temperature: float) -> str:
@@ -190,45 +253,71 @@ def _compare(pair: "Pair", ids: "Tensor", found: "Generation", max_new_tokens: i
 
 
 def _print(
-    pair: "Pair", found: "Generation", compared: "Comparison | None", why: str, debug: bool
+    pair: "Pair",
+    streamer: Streamer,
+    found: "Generation | None",
+    compared: "Comparison | None",
+    why: str,
+    debug: bool,
 ) -> None:
     console = stdout()
-    rounds = len(found.rounds)
     console.print()
-    console.print(
-        f"{len(found.token_ids)} tokens in {rounds} verify passes: "
-        f"{found.tokens_per_round:.2f} tokens a round (the first token comes with the prompt)"
+    passes = counted(len(streamer.rounds), "verify pass", "verify passes")
+    per_round = (
+        f"{streamer.tokens_per_round:.2f} tokens a round (the first token comes with the prompt)"
     )
-    if rounds:
-        console.print("accepted nodes of a round, root included, and how many rounds:")
-        for line in histogram(found):
+    console.print(f"{counted(len(streamer.token_ids), 'token')} in {passes}: {per_round}")
+    if streamer.rounds:
+        console.print(
+            "tokens of a round (accepted drafts and one of the target's own), and how many rounds:"
+        )
+        for line in bars(streamer.histogram):
             console.print(line, soft_wrap=True)
+    cut = _cut(found)
+    if cut:
+        console.print(f"the last round had {counted(cut, 'token')} more, past the end of the text")
     if debug:
         console.print("debug mode: every call held to the invariants")
     verdict = Text(f"no: {why}") if compared is None else pair.verdict(compared)
     console.print(Text.assemble("compared with plain decoding: ", verdict))
 
 
+def _cut(found: "Generation | None") -> int:
+    """Tokens of the last round past a stop token or the number asked for."""
+    if found is None or not found.rounds:
+        return 0
+    return found.rounds[-1].num_accepted - len(found.rounds[-1].new_token_ids)
+
+
 def _report(
-    prompt: str, pair: "Pair", found: "Generation", compared: "Comparison | None", why: str
+    prompt: str,
+    pair: "Pair",
+    streamer: Streamer,
+    found: "Generation | None",
+    compared: "Comparison | None",
+    why: str,
 ) -> dict[str, Any]:
+    details = [
+        {
+            "num_nodes": one.num_nodes,
+            "num_accepted": one.num_accepted,
+            "draft_seconds": one.draft_seconds,
+            "verify_seconds": one.verify_seconds,
+        }
+        for one in (found.rounds if found else ())
+    ] or [{} for _ in streamer.rounds]
     return {
         "prompt": prompt,
-        "text": pair.text(list(found.token_ids)),
-        "token_ids": found.token_ids,
-        "stopped": found.stopped,
-        "verify_passes": len(found.rounds),
-        "tokens_per_round": found.tokens_per_round,
-        "acceptance_histogram": found.acceptance_histogram,
+        "text": pair.text(streamer.token_ids),
+        "token_ids": streamer.token_ids,
+        "stopped": found is not None and found.stopped,
+        "interrupted": why == INTERRUPTION,
+        "verify_passes": len(streamer.rounds),
+        "tokens_per_round": streamer.tokens_per_round,
+        "acceptance_histogram": streamer.histogram,
         "rounds": [
-            {
-                "num_nodes": one.num_nodes,
-                "num_accepted": one.num_accepted,
-                "new_token_ids": one.new_token_ids,
-                "draft_seconds": one.draft_seconds,
-                "verify_seconds": one.verify_seconds,
-            }
-            for one in found.rounds
+            {"new_token_ids": new, **detail}
+            for new, detail in zip(streamer.rounds, details, strict=True)
         ],
         "compared": None if compared is None else {**vars(compared), "message": str(compared)},
         "why_not_compared": why or None,

@@ -1,21 +1,24 @@
 """Options that several verbs share, and what their words mean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ddtree.cli.output import fail
+
 
 def within(low: float, high: float = inf) -> Callable[[Any], Any]:
-    """A callback that refuses numbers outside ``[low, high]``, NaN too, and says which."""
+    """A callback that refuses numbers outside ``[low, high]``, NaN and infinity too, and says which."""
 
     def check(value: Any) -> Any:
         numbers = value if isinstance(value, list) else [value]
         for number in numbers:
-            if number is not None and not low <= number <= high:
-                most = f" and at most {high}" if high < inf else ""
+            if number is not None and not (low <= number <= high and number < inf):
+                whole = "" if isinstance(number, int) else " and finite"
+                most = f" and at most {high}" if high < inf else whole
                 raise typer.BadParameter(f"{number}; it must be at least {low}{most}")
         return value
 
@@ -51,9 +54,7 @@ BlockSize = Annotated[
         "[dim]Default: the DFlash checkpoint's own; 8 for ngram.[/dim]",
     ),
 ]
-Seed = Annotated[
-    int, typer.Option(callback=within(0, 2**63 - 1), help="Seed of everything random.")
-]
+Seed = Annotated[int, typer.Option(callback=within(0, 2**63 - 1), help="Seed of what is random.")]
 MaxNewTokens = Annotated[int, typer.Option(callback=within(1), help="Most tokens to generate.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
@@ -92,6 +93,35 @@ Fault = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for PNG and SVG; made if missing.")]
+
+
+def refuse_given(ctx: typer.Context, names: Iterable[str], why: str) -> None:
+    """Leave if options were given that would be ignored; ``names`` are those of the parameters."""
+    parameters = [parameter for parameter in ctx.command.params if parameter.name in set(names)]
+    given = [
+        "/".join([*parameter.opts, *parameter.secondary_opts])
+        for parameter in parameters
+        if getattr(ctx.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        fail(f"{', '.join(given)} cannot be given {why}", f"leave out {', '.join(given)}")
+
+
+OF_PROMPT = ("which_round", "target", "draft", "chat")
+"""Parameters of a generation: without a prompt there is none."""
+OF_MADE_UP = ("prefix", "seed")
+"""Parameters of a made-up call."""
+OF_SOURCE = ("prompt", *OF_PROMPT, *OF_MADE_UP, "budget", "topk", "block_size", "fault")
+"""All parameters that say which call is made."""
+
+
+def refuse_ignored(ctx: typer.Context, prompt: str | None) -> None:
+    """Refuse options of the source of calls that is not used."""
+    if prompt is None:
+        refuse_given(ctx, OF_PROMPT, "without --prompt: a made-up call has no model and no rounds")
+    else:
+        why = "with --prompt: the call then comes from a greedy generation, none is made up"
+        refuse_given(ctx, OF_MADE_UP, why)
 
 
 def topk_of(text: str) -> int | None:

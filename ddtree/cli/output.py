@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-BROKEN, BAD_INPUT = 1, 2
-"""Exit codes: something checked did not hold; the request could not be carried out."""
+BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130
+"""Exit codes: something checked did not hold; the request could not be carried out; Ctrl-C."""
 
 
 class Say(Protocol):
@@ -54,7 +54,7 @@ def need(extra: str, *modules: str) -> None:
     """Leave with the install command unless the modules of an extra are installed."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        fail(f"this needs {', '.join(missing)}", f'pip install "ddtree[{extra}]"')
+        fail(f"this needs {', '.join(missing)}", f"pip install 'ddtree[{extra}]'")
 
 
 @contextmanager
@@ -105,6 +105,11 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             Path(name).unlink()
         fail(f"cannot write {path}: {error.strerror}", "choose another place")
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,13 @@
 """``ddtree show``: draw one verify call's tree and mask."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ddtree.cli.captured import read_call
 from ddtree.cli.options import (
+    OF_SOURCE,
     BlockSize,
     Budget,
     Chat,
@@ -19,9 +21,20 @@ from ddtree.cli.options import (
     Target,
     TopK,
     WhichRound,
+    refuse_given,
+    refuse_ignored,
     within,
 )
-from ddtree.cli.output import fail, need, print_json, stdout, writable_folder, write_whole
+from ddtree.cli.output import (
+    Say,
+    fail,
+    need,
+    print_json,
+    progress,
+    stdout,
+    writable_folder,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from ddtree.invariants import Call
@@ -29,6 +42,7 @@ if TYPE_CHECKING:
 
 
 def show(
+    ctx: typer.Context,
     file: Annotated[
         Path | None, typer.Argument(help="A captured call; without it, a call made as dump does.")
     ] = None,
@@ -60,14 +74,17 @@ def show(
       ddtree show --prefix 5 --fault width=8   as the kernel saw it
       ddtree show --prompt "a, b, c, a, b," --raw --budget 64 --out pictures/
     """
+    if file is not None:
+        refuse_given(ctx, OF_SOURCE, f"with a file: {file} holds its call")
+    refuse_ignored(ctx, prompt)
     if out is not None:
         need("plots", "matplotlib")
         writable_folder(out)
-    from ddtree.invariants import Call, load
+    from ddtree.invariants import Call
     from ddtree.pictures.view import view_of
 
     if file is not None:
-        call, name = load(file), file.stem
+        call, name = read_call(file).call, file.stem
         view = _view_of_file(call, request, file)
     else:
         from ddtree.cli.source import Wanted
@@ -79,33 +96,47 @@ def show(
         _require_request(request, made.tree.num_nodes.numel())
         view = view_of(made.layout, made.mask, made.tree, made.acceptance, request, token_text)
     note = _first_violation(call)
-    written = draw(view, out, name, note) if out is not None else []
+    written = []
+    if out is not None:
+        with progress("drawing") as say:
+            written = draw(view, out, name, say, note)
     if as_json:
         print_json({**_report(view), "violation": note, "written": written})
         return
-    _print(view, note)
+    _print(view, note, is_drawn=out is not None)
     for path in written:
-        stdout().print(f"wrote {path}", markup=False, soft_wrap=True)
+        limited = _size_note(path)
+        stdout().print(f"wrote {path}{limited}", markup=False, soft_wrap=True)
 
 
-def draw(view: "TreeView", out: Path, name: str, note: str = "") -> list[Path]:
+def draw(view: "TreeView", out: Path, name: str, say: Say, note: str = "") -> list[Path]:
     """Write ``name``.png and ``name``.svg into the folder; return their paths."""
     from ddtree.pictures.plot import render
 
     paths = [out / f"{name}.png", out / f"{name}.svg"]
-    write_whole(paths[0], render(view, "png", note))
-    write_whole(paths[1], render(view, "svg", note))
+    forms: tuple[Literal["png", "svg"], ...] = ("png", "svg")
+    for path, form in zip(paths, forms, strict=True):
+        say(f"drawing {path}", passing=True)
+        write_whole(path, render(view, form, note))
     return paths
 
 
-def _print(view: "TreeView", note: str) -> None:
+def _size_note(path: Path) -> str:
+    """What to know of a PNG whose size was limited; nothing otherwise."""
+    from ddtree.pictures.plot import limited_size
+
+    size = limited_size(path.read_bytes()) if path.suffix == ".png" else None
+    return f" (limited to {size[0]} x {size[1]} pixels; the SVG is sharp)" if size else ""
+
+
+def _print(view: "TreeView", note: str, *, is_drawn: bool) -> None:
     from ddtree.pictures.text import ASCII, mask_text, title, tree_text
 
     console = stdout()
     console.print(title(view), soft_wrap=True)
     if note:
         console.print(note, style="bold red", soft_wrap=True, markup=False)
-    for text in (tree_text(view), mask_text(view, console.width)):
+    for text in (tree_text(view), mask_text(view, console.width, is_drawn=is_drawn)):
         if console.options.ascii_only:
             text.plain = text.plain.translate(ASCII)
         console.print()
@@ -137,6 +168,7 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
         out_cache_loc=known.get("out_cache_loc", nothing),
     )
     tree = acceptance = None
+    has_tokens = "token_ids" in known
     if {"parents", "num_nodes"} <= known.keys():
         parents = known["parents"]
         tree = DraftTree(
@@ -149,7 +181,7 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
     if {"nodes", "num_accepted"} <= known.keys():
         acceptance = Acceptance(known["nodes"], known["num_accepted"], known.get("bonus", nothing))
     mask = FlatMask(known["custom_mask"].bool())
-    return view_of(layout, mask, tree, acceptance, request)
+    return view_of(layout, mask, tree, acceptance, request, has_tokens=has_tokens)
 
 
 def _require_request(request: int, batch: int) -> None:

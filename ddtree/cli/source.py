@@ -11,7 +11,7 @@ from torch import Tensor
 from ddtree.cli.faults import Fault
 from ddtree.cli.models import NGRAM_BLOCK_SIZE, load_pair
 from ddtree.cli.options import topk_of
-from ddtree.cli.output import fail, progress
+from ddtree.cli.output import counted, fail, progress
 from ddtree.spec.accept import accept_greedy
 from ddtree.spec.contracts import (
     Acceptance,
@@ -59,7 +59,11 @@ class VerifyCall:
         return lens
 
     def broken_by(self, fault: Fault) -> "VerifyCall":
-        """The same call with a fault in its metadata."""
+        """The same call with a fault in its metadata.
+
+        Raises:
+            InputError: the fault changes nothing in this call.
+        """
         layout, mask = fault.apply(self.tree, self.layout, self.mask)
         return VerifyCall(self.tree, layout, mask, self.acceptance, self.kv_pool_size)
 
@@ -152,7 +156,10 @@ def recorded_call(
         )
     if recorder.call is None:
         rounds = len(generation.rounds)
-        fail(f"the text ended after {rounds} rounds; --round is {wanted}", "ask for an earlier one")
+        fail(
+            f"the text ended after {counted(rounds, 'round')}; --round is {wanted}",
+            "ask for an earlier one",
+        )
     return recorder.call
 
 
@@ -176,8 +183,6 @@ class Wanted:
         """The call, and what its tokens read as where there is a tokenizer."""
         topk = topk_of(self.topk)
         fault = Fault.parse(self.fault) if self.fault is not None else None
-        if self.prompt is not None and self.prefix:
-            fail("--prompt and --prefix ask for two different calls", "give one of them")
         if self.prompt is None:
             lens = self.prefix or [MADE_UP_PREFIX]
             block_size = self.block_size or NGRAM_BLOCK_SIZE

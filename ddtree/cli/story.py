@@ -1,6 +1,6 @@
 """The runs of ``ddtree demo``: each part decodes real text and judges its own outcome."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product
@@ -68,6 +68,8 @@ class Story:
     def __init__(self, pair: Pair, max_new_tokens: int) -> None:
         self.pair = pair
         self.max_new_tokens = max_new_tokens
+        self.say: Callable[[str], None] = lambda _: None
+        """Told each run of a part before it begins."""
         self.prompt_ids = pair.encode(PROMPT, chat=False)
         pair.target.reset()
         self.prompt_logits = pair.target.prefill(self.prompt_ids)
@@ -105,6 +107,7 @@ class Story:
         """(b) The founding bug garbles the text, on both paths, with branches and without."""
         outcomes = []
         for path, topk in product(PATHS, TOPKS):
+            self.say(f"{path}, budget {BUDGET}, topk {topk}")
             found = self._decode(BUDGET, topk, bug=True, path=path)
             compared = compare(found, expected, self.pair.target.dtype)
             outcomes.append(
@@ -123,6 +126,7 @@ class Story:
         outcomes = []
         for path, topk in product(PATHS, TOPKS):
             name, seen = f"{path}, budget {BUDGET}, topk {topk}", list[int]()
+            self.say(name)
             try:
                 self._decode(BUDGET, topk, bug=True, path=path, checked=True, seen=seen)
             except InvariantViolation as violation:
@@ -170,6 +174,7 @@ class Story:
         self, name: str, expected: Choices, budget: int, *, path: str, bug: bool = False
     ) -> Outcome:
         """A run in debug mode that must pass and give the right text."""
+        self.say(name)
         try:
             found = self._decode(budget, TOPKS[-1], bug=bug, path=path, checked=True)
         except InvariantViolation as violation:

@@ -68,7 +68,15 @@ BAD = {
     ),
     "temperature NaN": (("generate", "x", "--temperature", "nan"), "nan; it must be at least 0"),
     "top-p above 1": (("generate", "x", "--temperature", "1", "--top-p", "1.5"), "1.5 is not in"),
-    "top-k without sampling": (("generate", "x", "--top-k", "3"), "does not sample"),
+    "top-k without sampling": (
+        ("generate", "x", "--top-k", "3"),
+        "--top-k cannot be given with --temperature 0",
+    ),
+    "seed without sampling": (("generate", "x", "--seed", "3"), "--seed cannot be given"),
+    "temperature infinite": (
+        ("generate", "x", "--temperature", "inf"),
+        "inf; it must be at least 0",
+    ),
     "no new tokens": (("generate", "x", "--max-new-tokens", "0"), "0; it must be at least 1"),
     "unknown target": (("generate", "x", "--target", "/no/such"), "'/no/such': no such file"),
     "unknown draft": (("generate", "x", "--draft", "no-such"), "'no-such' is neither 'ngram' nor"),
@@ -79,8 +87,54 @@ BAD = {
     ),
     "fault width 0": (("dump", "x.npz", "--fault", "width=0"), "width needs a width from 1 on"),
     "fault width word": (("dump", "x.npz", "--fault", "qo_indptr=a"), "qo_indptr needs a width"),
-    "two sources": (("dump", "x.npz", "--prefix", "5", "--prompt", "x"), "two different calls"),
-    "dump suffix": (("dump", "x.txt"), "x.txt must end in one of .safetensors, .npz"),
+    "two sources": (
+        ("dump", "x.npz", "--prefix", "5", "--prompt", "x"),
+        "--prefix cannot be given with --prompt",
+    ),
+    "seed of a live call": (
+        ("dump", "x.npz", "--seed", "1", "--prompt", "x"),
+        "--seed cannot be given with --prompt",
+    ),
+    "round of a made-up call": (
+        (
+            "dump",
+            "x.npz",
+            "--prefix",
+            "5",
+            "--round",
+            "3",
+            "--raw",
+            "--target",
+            "a",
+            "--draft",
+            "b",
+        ),
+        "--round, --target, --draft, --chat/--raw cannot be given without --prompt",
+    ),
+    "options beside a file": (
+        ("show", "x.npz", "--prefix", "5", "--budget", "3", "--seed", "1", "--fault", "width=8"),
+        "--prefix, --budget, --seed, --fault cannot be given with a file",
+    ),
+    "prompt beside a file": (("show", "x.npz", "--prompt", "x"), "--prompt cannot be given"),
+    "fault width as it is": (
+        ("dump", "x.npz", "--budget", "7", "--fault", "width=8"),
+        "changes nothing: this call's q_len is 8 itself; take another width",
+    ),
+    "fault without padding": (
+        ("dump", "x.npz", "--fault", "padding=visible"),
+        "changes nothing: no row is padding (num_nodes [17], q_len [17]); use --topk 1",
+    ),
+    "fault in a chain": (
+        ("show", "--topk", "1", "--fault", "positions=row"),
+        "changes nothing: the tree is a chain",
+    ),
+    "dump suffix": (("dump", "x.txt"), "x.txt ends in '.txt'; a captured call is one of"),
+    "dump to a folder": (("dump", "."), "cannot write .: it is a folder"),
+    "check of a folder": (("check", "."), ". is a folder, not a file"),
+    "unknown verb": (("chek", "x.npz"), "No such command 'chek'"),
+    "unknown option": (("check", "x.npz", "--jsn"), "No such option: --jsn"),
+    "unknown option of the command": (("--jsn",), "No such option: --jsn"),
+    "no number": (("show", "--budget", "x"), "Invalid value for '--budget'"),
     "dump folder": (("dump", "no/such/x.npz"), "there is no folder"),
     "check no file": (("check", "no-such.npz"), "there is no file no-such.npz"),
     "check suffix": (("check", "no-such.pt"), "'.pt'; a captured call is one of"),
@@ -97,8 +151,10 @@ def test_bad_input(run: Run, name: str, tmp_path: Path, monkeypatch: pytest.Monk
     args, said = BAD[name]
     result = run(*args)
     assert result.exit_code == 2
-    # the usage errors are framed: read them without frame and line breaks
-    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert said in result.stderr
+    *_, error, following = result.stderr.splitlines()  # before them, progress
+    assert error.startswith("error: ")
+    assert following.startswith("next: ")
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
@@ -145,7 +201,7 @@ def test_a_missing_extra_is_named_with_its_install_command(
     assert left.value.exit_code == 2
     said = capsys.readouterr().err
     assert "this needs no_such_module" in said
-    assert 'pip install "ddtree[plots]"' in said
+    assert "pip install 'ddtree[plots]'" in said
 
 
 def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
@@ -156,3 +212,55 @@ def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
     with pytest.raises(typer.Exit):
         write_whole(tmp_path / "folder", b"data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "good"]
+
+
+@pytest.mark.parametrize("args", ["check call.npz --json", "check call.npz", "--help", "show"])
+def test_a_closed_pipe_is_never_a_broken_call(tmp_path: Path, args: str) -> None:
+    """The reader leaves at once: the command ends by the signal, as others do, or had written all."""
+    assert command("dump", tmp_path / "call.npz").returncode == 0
+    shell = f"set -o pipefail; '{sys.executable}' -m ddtree {args} | true"
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in {0, 141}
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["check", "dump", "show"])
+def test_a_debug_variable_that_is_not_understood(tmp_path: Path, verb: str) -> None:
+    """One message and exit code 2, no traceback."""
+    done = command(verb, tmp_path / "call.npz", DDTREE_DEBUG="garbage")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: DDTREE_DEBUG is 'garbage'; understood are 1")
+    assert "next: set DDTREE_DEBUG=1" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_package_refuses_the_variable_itself() -> None:
+    """A program that is not the command gets the error where it imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import ddtree"],
+        capture_output=True, text=True, check=False, env={**os.environ, "DDTREE_DEBUG": "garbage"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "InputError: DDTREE_DEBUG is 'garbage'" in done.stderr
+
+
+def test_check_help_lists_every_field(run: Run) -> None:
+    """By the names that a file must have."""
+    from ddtree.invariants.call import FIELDS
+
+    listed = run("check", "--help").stdout.split("Fields")[1].split("Examples")[0]
+    names = listed.replace(",", " ").split()
+    assert set(FIELDS) <= set(names)
+
+
+def test_generation_of_strategies_names_its_extra() -> None:
+    """Without hypothesis the import says what to install."""
+    code = (
+        "import sys; sys.modules['hypothesis'] = None\n"
+        "try:\n    import ddtree.invariants.strategies\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'ddtree[fuzz]'" in done.stdout

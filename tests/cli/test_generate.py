@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from ddtree import decoding
 from ddtree.cli import models
-from ddtree.cli.generate import Streamer, histogram
+from ddtree.cli.generate import Streamer, bars
 from ddtree.cli.models import load_pair
-from ddtree.decoding import Comparison, Generation
+from ddtree.decoding import Comparison
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from tests.cli.conftest import Run
@@ -39,7 +39,9 @@ def test_json_is_json_alone_and_adds_up(run: Run, tiny_folder: Path) -> None:
     assert told["compared"]["equal"] is True
     assert len(told["token_ids"]) == 24
     assert 1 + sum(len(one["new_token_ids"]) for one in told["rounds"]) == 24
-    assert sum(told["acceptance_histogram"].values()) == told["verify_passes"]
+    histogram = told["acceptance_histogram"]
+    assert sum(histogram.values()) == told["verify_passes"]
+    assert 1 + sum(int(tokens) * rounds for tokens, rounds in histogram.items()) == 24
     assert told["verify_passes"] == len(told["rounds"]) < 23
 
 
@@ -115,15 +117,57 @@ def test_the_stream_holds_back_half_a_character(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "!\n"
 
 
-def test_bars_are_in_proportion(tiny_folder: Path) -> None:
-    """The most frequent count fills the bar; the counts are those of the rounds."""
-    pair = load_pair(str(tiny_folder), "ngram", 8)
-    found: Generation = decoding.generate(
-        pair.target, pair.drafter, pair.encode(PROMPT, None), budget=16, max_new_tokens=24
+def test_bars_are_in_proportion() -> None:
+    """The most frequent count fills the bar, and each count is told."""
+    assert bars({1: 2, 3: 4}) == ["  1 token     2 " + "█" * 20, "  3 tokens    4 " + "█" * 40]
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_sums_agree_wherever_the_text_is_cut(run: Run, tiny_folder: Path, count: int) -> None:
+    """A round cut by the limit counts what it gave; one token is one token."""
+    args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", count)
+    told = json.loads(run(*args, "--json").stdout)
+    histogram = told["acceptance_histogram"]
+    assert 1 + sum(int(tokens) * rounds for tokens, rounds in histogram.items()) == count
+    passes = told["verify_passes"]
+    cut = sum(one["num_accepted"] - len(one["new_token_ids"]) for one in told["rounds"])
+    said = run(*args, "--no-compare").stdout
+    assert (
+        f"{count} token{'s' * (count > 1)} in {passes} verify pass{'es' * (passes != 1)}:" in said
     )
-    lines = histogram(found)
-    assert max(line.count("█") for line in lines) == 40
-    assert [int(line.split()[2]) for line in lines] == list(found.acceptance_histogram.values())
+    assert ("past the end of the text" in said) == (cut > 0)
+
+
+def test_an_interruption_tells_what_there_is(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the third verify pass: the text and the statistics so far, exit code 130."""
+    good = load_pair(str(tiny_folder), "ngram", 8)
+    args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 24)
+    whole = json.loads(run(*args, "--json").stdout)
+    left = 0
+
+    def forward(*given: Any) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return passes(*given)
+
+    passes = good.target.forward
+    monkeypatch.setattr(good.target, "forward", forward)
+    monkeypatch.setattr(models, "load_pair", lambda *_: good)
+    left = 2
+    result = run(*args)
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    assert "in 2 verify passes" in result.stdout
+    assert "compared with plain decoding: no: interrupted" in result.stdout
+    left = 2
+    told = json.loads(run(*args, "--json").stdout)
+    assert (told["interrupted"], whole["interrupted"]) == (True, False)
+    assert told["token_ids"] == whole["token_ids"][: len(told["token_ids"])]
+    assert len(told["rounds"]) == 2
 
 
 @pytest.fixture

@@ -167,12 +167,17 @@ print(ddtree.violations(ddtree.load("call.safetensors")))
 
 
 def test_command_without_its_extra_says_what_to_install(base_install: Path, tmp_path: Path) -> None:
-    """Without typer and rich the command exits with 1 and names the extra."""
+    """Without typer and rich the command exits with 2, as for all that is no verdict, and names the extra."""
     code = """
+import sys
 import ddtree.__main__
+sys.stderr = sys.stdout
 try:
     ddtree.__main__.main()
 except SystemExit as exit:
     print(exit.code)
 """
-    assert "pip install 'ddtree[cli]'" in python(code, cwd=tmp_path, only=base_install)
+    said = python(code, cwd=tmp_path, only=base_install).splitlines()
+    assert said[0] == "error: the ddtree command needs typer and rich"
+    assert said[1].startswith("next: pip install 'ddtree[cli]'")
+    assert said[2] == "2"

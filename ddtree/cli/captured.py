@@ -1,0 +1,39 @@
+"""Read the file that ``check`` and ``show`` are given, or say what could be given instead."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddtree.cli.output import fail
+
+if TYPE_CHECKING:
+    from ddtree.invariants.capture import Captured
+
+
+def read_call(file: Path) -> "Captured":
+    """The captured call; leaves with one message and a next step that fits."""
+    from ddtree.invariants.capture import SUFFIXES, read
+    from ddtree.spec.errors import InputError
+
+    try:
+        return read(file)
+    except InputError as error:
+        fail(str(error), _next_step(file, SUFFIXES))
+
+
+def _next_step(file: Path, suffixes: tuple[str, ...]) -> str:
+    if file.is_dir():
+        calls = sorted(path for path in file.iterdir() if path.suffix in suffixes)
+        if calls:
+            return f"give one of its files: {calls[0]}"
+        return f"give a file; none of this folder's ends in {' or '.join(suffixes)}"
+    if file.suffix not in suffixes:
+        return (
+            "write the call's tensors by name: "
+            "safetensors.torch.save_file({'qo_indptr': ..., ...}, 'call.safetensors')"
+        )
+    if not file.exists():
+        return f"check the path; `ddtree dump {file}` would write an example there"
+    return (
+        "write the call anew; `ddtree check --help` lists the fields, and "
+        f"`ddtree dump example{file.suffix}` writes a sound file to compare with"
+    )
