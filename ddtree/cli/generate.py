@@ -235,7 +235,9 @@ def _compare(pair: "Pair", ids: "Tensor", found: "Generation", max_new_tokens: i
     from ddtree import decoding
 
     done = 0
-    with progress(f"decoding up to {max_new_tokens} tokens one at a time, to compare") as say:
+    with progress(
+        f"decoding up to {counted(max_new_tokens, 'token')} one at a time, to compare"
+    ) as say:
 
         def count(token_ids: Sequence[int]) -> None:
             nonlocal done
@@ -263,10 +265,11 @@ def _print(
     console = stdout()
     console.print()
     passes = counted(len(streamer.rounds), "verify pass", "verify passes")
-    per_round = (
-        f"{streamer.tokens_per_round:.2f} tokens a round (the first token comes with the prompt)"
+    per_round = f": {streamer.tokens_per_round:.2f} tokens a round" if streamer.rounds else ""
+    console.print(
+        f"{counted(len(streamer.token_ids), 'token')} in {passes}{per_round} "
+        "(the first token comes with the prompt)"
     )
-    console.print(f"{counted(len(streamer.token_ids), 'token')} in {passes}: {per_round}")
     if streamer.rounds:
         console.print(
             "tokens of a round (accepted drafts and one of the target's own), and how many rounds:"
