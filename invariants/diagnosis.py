@@ -58,8 +58,40 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     seen_elsewhere = call.max_q_len == widths[0] or diffs(call.qo_indptr, sizes.batch) == widths
     if width and seen_elsewhere:
         return width
-    causes = (width, *_columns(found, sizes), _cumulated(found, sizes), _other_prefix(call, sizes))
+    half = _half_configured(found, sizes)
+    if call.max_q_len in half and call.max_q_len not in sizes.q_lens:
+        return half[call.max_q_len]
+    causes = (
+        width,
+        *half.values(),
+        *_columns(found, sizes),
+        _cumulated(found, sizes),
+        _other_prefix(call, sizes),
+    )
     return "; or: ".join(cause for cause in causes if cause)
+
+
+def _half_configured(found: list[int], sizes: Sizes) -> dict[int, str]:
+    """One width in the rows and another in the columns: the configured width by the form that fits."""
+    lens = list(zip(found, sizes.prefix_lens or [], sizes.q_lens or [], strict=True))
+    if any(n < 1 or q < 1 for n, _, q in lens):
+        return {}
+    rows = {n // (p + q) if n % (p + q) == 0 else 0 for n, p, q in lens}
+    columns = {n // q - p if n % q == 0 else 0 for n, p, q in lens}
+    own = set(sizes.q_lens or [])
+    forms = {
+        "every segment is {w} * (prefix_len + q_len): the rows are of width {w}, the columns of this "
+        "call's q_len": rows,
+        "every segment is q_len * (prefix_len + {w}): the rows are of this call's q_len, the columns of "
+        "width {w}": columns if own != {w + 1 for w in columns} else set(),  # _columns says it
+    }
+    fitting: dict[int, str] = {}
+    for text, widths in forms.items():
+        width = widths.pop() if len(widths) == 1 else 0
+        if width > 0 and own != {width}:
+            other = f"{fitting[width]}; or: " if width in fitting else ""
+            fitting[width] = other + text.format(w=width)
+    return fitting
 
 
 def _columns(found: list[int], sizes: Sizes) -> list[str]:
@@ -253,6 +285,21 @@ def visibility(requests: Sequence[Columns]) -> str:
         ):
             return text
     return ""
+
+
+def misfit(call: Call, sizes: Sizes) -> str:
+    """A flat mask that is no tree's when read with one width, and that does not end where it says either."""
+    widths = set(sizes.q_lens or [])
+    if call.custom_mask is None or len(widths) != 1 or sizes.mask_lens is None:
+        return ""
+    end, last = sizes.mask_starts[-1], call.custom_mask.nonzero().flatten()[-1:].tolist()
+    reach = [at + 1 for at in last] if call.is_captured else [call.custom_mask.numel()]
+    if not reach or reach[0] == end or (call.is_captured and reach[0] < end):
+        return ""
+    return (
+        f"the mask does not fit width {widths.pop()}: with it the call's entries end at {end}, the "
+        f"mask's at {reach[0]}"
+    )
 
 
 def bit_order(reversed_requests: Sequence[Columns]) -> str:

@@ -163,7 +163,8 @@ def mask_is_tree(call: Call, sizes: Sizes) -> Iterator[Violation]:
             if wrong is not None:
                 broken.append((b, seen.form, wrong))
     for b, form, (row, expected, found, why) in broken:
-        hint = diagnosis.INVERTED if all(alike[form]) else ""
+        misfit = diagnosis.misfit(call, sizes) if form == "custom_mask" else ""
+        hint = diagnosis.INVERTED if all(alike[form]) else misfit
         yield Violation(b, expected, found, f"{form}: row {row} {why}", hint)
 
 

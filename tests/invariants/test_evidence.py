@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddtree.invariants import Call, InvariantViolation, debug, violations
+from ddtree.invariants import Call, InvariantViolation, debug, report, violations
 from ddtree.invariants.exact_target import ExactTarget
+from ddtree.invariants.sizes import sizes_of
 from ddtree.spec import (
     Acceptance,
     Budget,
@@ -23,6 +24,7 @@ from ddtree.spec import (
     tree_mask,
     verify_attention,
 )
+from ddtree.spec.index import mask_len
 from tests.invariants.calls import configured_width, indptr, tables, verify
 
 FIELDS = ("qo_indptr", "mask_indptr", "max_q_len")
@@ -90,6 +92,106 @@ def test_ragged_widths_with_padding() -> None:
     first = violations(Call.of(tree, configured_width(layout, 8, FIELDS), mask))[0]
     assert (first.invariant, first.request, first.expected, first.found) == ("mask_len", 1, 100, 64)
     assert "every segment fits width 8; this call's q_lens are [8, 10]" in first.hint
+
+
+def test_a_ragged_call_without_its_widths() -> None:
+    """Six rows of two requests need not be three each: the positions tell, or nothing is checked."""
+    call = Call(
+        positions=torch.tensor([4, 5, 6, 7, 8, 9]), kv_indptr=torch.tensor([0, 4, 10]), max_q_len=4
+    )
+    assert sizes_of(call).q_lens == [2, 4]
+    assert violations(call) == []
+    either = replace(call, positions=torch.tensor([4, 5, 6, 7, 7, 7]), kv_indptr=indptr([4, 7]))
+    assert sizes_of(either).q_lens is None
+    assert violations(either) == []
+    counted = replace(call, positions=None, num_rows=6)
+    assert report(counted).not_checked["max_q_len"] == "no q_len"
+
+
+@pytest.mark.parametrize(
+    ("known", "value"), [("max_q_len", 3), ("budget", 2), ("q_lens", torch.tensor([3, 3]))]
+)
+def test_rows_are_shared_alike_where_nothing_else_is_left(known: str, value: Any) -> None:
+    """Six rows of two requests are three each where none may have more."""
+    call = Call(num_rows=6, kv_indptr=indptr([4, 6]), **{known: value})
+    assert sizes_of(call).q_lens == [3, 3]
+
+
+def test_a_mean_is_no_width() -> None:
+    """A wrong width of a ragged call is never explained by rows that no request has."""
+    for q_lens, prefixes in (([13, 17], [5, 3]), ([2, 4], [4, 6]), ([20, 14], [9, 9])):
+        _, layout, mask = ragged(q_lens, prefixes)
+        wrong = configured_width(layout, 8, FIELDS)
+        for call in (Call.of(wrong), Call.of(wrong, mask)):
+            first = violations(call)[0]
+            assert first.expected == mask_len(prefixes[0], q_lens[0])
+            assert f"this call's q_lens are {sorted(q_lens)}: the width came from" in first.hint
+        counted = replace(Call.of(wrong), positions=None)
+        assert "if they are shared alike" in violations(counted)[0].hint
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_mask_alone_against_one_width(buffered: bool) -> None:
+    """Where all else was written with one width, a ragged mask is told not to fit it."""
+    tree, layout, mask = ragged([13, 17], [5, 3])
+    if buffered:
+        buffers = VerifyBuffers(2, 17, 5)
+        buffers.fill(tree, layout, mask)
+        mask = buffers.mask
+    wrong = configured_width(layout, 8, FIELDS)
+    call = Call.of(
+        mask,
+        is_captured=buffered,
+        **{name: getattr(wrong, name) for name in (*FIELDS, "kv_indptr")},
+    )
+    named = next(v for v in violations(call) if v.invariant == "mask_is_tree")
+    assert named.hint == (
+        "the mask does not fit width 8: with it the call's entries end at 192, the mask's at 574"
+    )
+
+
+ROWS_OF_8 = (
+    "every segment is 8 * (prefix_len + q_len): the rows are of width 8, the columns of this call's "
+    "q_len"
+)
+COLUMNS_OF_8 = (
+    "every segment is q_len * (prefix_len + 8): the rows are of this call's q_len, the columns of "
+    "width 8"
+)
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "prefixes", "segments", "hint"),
+    [
+        ([17, 17], [5, 3], [8 * 22, 8 * 20], ROWS_OF_8),
+        ([17, 9], [5, 3], [8 * 22, 8 * 12], ROWS_OF_8),
+        ([17, 17], [5, 3], [17 * 13, 17 * 11], COLUMNS_OF_8),
+        ([17], [5], [17 * 13], COLUMNS_OF_8),
+        ([4], [100], [4 * 108], COLUMNS_OF_8),
+    ],
+)
+def test_half_configured_widths(
+    q_lens: list[int], prefixes: list[int], segments: list[int], hint: str
+) -> None:
+    """A configured width in the rows or the columns alone is named by that form."""
+    call = Call(qo_indptr=indptr(q_lens), kv_indptr=indptr(prefixes), mask_indptr=indptr(segments))
+    assert violations(call)[0].hint == hint
+
+
+@pytest.mark.parametrize(
+    ("q_len", "prefix", "other"),
+    [(17, 5, "every segment fits width 11;"), (4, 100, "columns of width 108")],
+)
+def test_one_request_that_fits_two_causes(q_len: int, prefix: int, other: str) -> None:
+    """Causes that fit one request equally are all told; a max_q_len of one of the widths decides."""
+    call = Call(
+        qo_indptr=indptr([q_len]),
+        kv_indptr=indptr([prefix]),
+        mask_indptr=indptr([8 * (prefix + q_len)]),
+    )
+    hint = violations(call)[0].hint
+    assert ROWS_OF_8 in hint and other in hint and "; or: " in hint
+    assert violations(replace(call, max_q_len=8))[0].hint == ROWS_OF_8
 
 
 @pytest.mark.parametrize("lens", [[6, 4], [7, 3], [5, 9], [4, 3]])
