@@ -324,7 +324,8 @@ def _candidates(
     rows = written_rows(call) if total is None else total
     if nodes is not None and rows == sum(nodes):  # ragged, without padding
         yield nodes
-    if rows is not None and prefix_lens is not None:
+    refuted = own is None or not _bears_out(call, own)
+    if refuted and rows is not None and prefix_lens is not None:
         starts = _by_starts(call, prefix_lens, rows)
         if starts is not None:
             yield starts
@@ -382,30 +383,37 @@ def _by_starts(call: Call, prefix_lens: Lens, rows: int) -> Lens | None:
     if call.positions is None or call.positions.numel() < rows:
         return None
     positions = call.positions[:rows].tolist()
-    ways: dict[int, list[Lens]] = {0: [[]]}  # rows so far: widths so far, two ways at most
+    lasts = {p: _last_ends(positions, p) for p in set(prefix_lens)}
+    ways = [torch.zeros(rows + 1, dtype=torch.int64)]  # of the requests so far to end at each row
+    ways[0][0] = 1
     for prefix_len in prefix_lens:
-        longer: dict[int, list[Lens]] = {}
-        for start, before in ways.items():
-            for end in _ends(positions, start, prefix_len):
-                known = longer.setdefault(end, [])
-                known += [[*widths, end - start] for widths in before][: 2 - len(known)]
-        ways = longer
-    return ways[rows][0] if len(ways.get(rows, [])) == 1 else None
+        last = lasts[prefix_len]
+        begun = torch.where(last > 0, ways[-1][:rows], 0)
+        change = torch.nn.functional.pad(begun, (1, 1))
+        ended = change.index_add(0, last + 1, -begun).cumsum(0)
+        ways.append(ended[: rows + 1].clamp(max=2))  # more than one is all that counts
+    if int(ways[-1][rows]) != 1:
+        return None
+    ends = [rows]
+    for prefix_len, before in zip(reversed(prefix_lens), reversed(ways[:-1]), strict=True):
+        begun = (before[: ends[-1]] > 0) & (lasts[prefix_len][: ends[-1]] >= ends[-1])
+        ends.append(int(begun.nonzero()[0]))
+    return [end - start for start, end in pairwise(reversed(ends))]
 
 
-def _ends(positions: list[int], start: int, prefix_len: int) -> Iterator[int]:
-    """Where a request that starts here may end."""
-    if start >= len(positions) or positions[start] != prefix_len:
-        return
-    deepest, padding = prefix_len, False
-    for row in range(start, len(positions)):
-        position = positions[row]
-        if row > start and position in {prefix_len, 0}:
-            padding = True
-        elif row > start and (padding or not prefix_len < position <= deepest + 1):
-            return
-        deepest = max(deepest, position)
-        yield row + 1
+def _last_ends(positions: list[int], prefix_len: int) -> Tensor:
+    """``[rows]`` where a request that starts at each row may end at last; 0: none starts there."""
+    last = torch.zeros(len(positions), dtype=torch.int64)
+    for start in [row for row, position in enumerate(positions) if position == prefix_len]:
+        deepest, padding, end = prefix_len, False, start + 1
+        for position in positions[start + 1 :]:
+            if position in {prefix_len, 0}:
+                padding = True
+            elif padding or not prefix_len < position <= deepest + 1:
+                break
+            deepest, end = max(deepest, position), end + 1
+        last[start] = end
+    return last
 
 
 def _by_positions(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
