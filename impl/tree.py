@@ -1,0 +1,122 @@
+"""Step 1 on the device: build the draft trees, best first, in three launches.
+
+See ``README.md`` here for the derivation and the cost of each launch.
+"""
+
+import torch
+import triton
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ddtree.impl.tree_kernels import best_first_kernel, group_max_kernel, rank_kernel
+from ddtree.spec.contracts import Budget, DraftTree
+from ddtree.spec.errors import require
+from ddtree.spec.index import q_len_of
+from ddtree.spec.public import public
+
+MAX_BUDGET = 1024
+MAX_HORIZON = 35
+"""Longest paths whose codes fit 57 bits at the largest budget (``tree_kernels.extend_code``)."""
+TOKENS_PER_PROGRAM = 8192
+"""Tokens that one program of the first pass over the vocabulary reads."""
+
+
+@public
+def build_tree(
+    draft_log_probs: Float[Tensor, "B horizon vocab"],
+    root_token_ids: Int64[Tensor, " B"],
+    budget: Budget,
+    topk: int | None = None,
+) -> DraftTree:
+    """Build one best-first draft tree for each request: the reference's trees, bit for bit.
+
+    Args:
+        draft_log_probs: ``[B, horizon, vocab]`` natural log-probs in float32, float16 or bfloat16;
+            what is -inf, NaN or above 0 never becomes a node (the reference refuses the last two,
+            which takes a look at the data).
+        root_token_ids: ``[B]`` bonus tokens of the round before.
+        budget: most non-root nodes; the tree has ``Q = budget + 1`` rows.
+        topk: candidates kept at each depth; 1 makes a chain. None: ``min(budget, vocab)``, which
+            loses nothing.
+
+    Returns:
+        The trees, padded to Q rows; with too few candidates, fewer nodes.
+
+    Raises:
+        InputError: a negative budget, a topk below 1, shapes that do not agree, or a budget or a
+            horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``.
+    """
+    require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
+    require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
+    require(draft_log_probs.ndim == 3, f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]")
+    batch, horizon, vocab = draft_log_probs.shape
+    require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
+    require(root_token_ids.shape == (batch,), f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root for each request of draft_log_probs")
+    require(budget <= MAX_BUDGET and horizon <= MAX_HORIZON, f"budget is {budget} and horizon {horizon}; the kernels are made for at most {MAX_BUDGET} and {MAX_HORIZON}")
+    kept = min(budget if topk is None else topk, budget, vocab)
+
+    q_len = q_len_of(budget)
+
+    def new(dtype: torch.dtype) -> Tensor:
+        return draft_log_probs.new_empty((batch, q_len), dtype=dtype)
+
+    tree = DraftTree(
+        new(torch.int64),
+        new(torch.int32),
+        new(torch.int32),
+        new(torch.float64),
+        draft_log_probs.new_empty(batch, dtype=torch.int32),
+    )
+    if batch:
+        log_probs, ids = _ranked(draft_log_probs, kept)
+        best_first_kernel[(batch,)](
+            root_token_ids.contiguous(), log_probs, ids,
+            tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
+            new(torch.int32), new(torch.float64), new(torch.int64), new(torch.int64),
+            budget, horizon, kept,
+            SLOTS=triton.next_power_of_2(max(budget, 1)), num_warps=1 if budget <= 256 else 4,
+        )  # fmt: skip
+    return tree
+
+
+def _ranked(draft_log_probs: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """Return each depth's ``kept`` likeliest tokens in rank order: log-probs (-inf: none), ids."""
+    batch, horizon, vocab = draft_log_probs.shape
+    shape = (batch, horizon, kept)
+    log_probs = draft_log_probs.new_empty(shape, dtype=torch.float32)
+    ids = draft_log_probs.new_empty(shape, dtype=torch.int32)
+    if not log_probs.numel():
+        return log_probs, ids
+    if draft_log_probs.stride(2) != 1:
+        draft_log_probs = draft_log_probs.contiguous()
+    strides = draft_log_probs.stride()[:2]
+    group = _group_size(vocab, kept)
+    num_groups = triton.cdiv(vocab, group)
+    groups_per_program = min(TOKENS_PER_PROGRAM // group, triton.next_power_of_2(num_groups))
+
+    maxima = draft_log_probs.new_empty((batch, horizon, num_groups), dtype=torch.float32)
+    group_max_kernel[(triton.cdiv(num_groups, groups_per_program), horizon, batch)](
+        draft_log_probs, maxima, vocab, num_groups, horizon, *strides,
+        GROUP=group, GROUPS=groups_per_program, num_warps=8,
+    )  # fmt: skip
+
+    padded_groups, padded_kept = triton.next_power_of_2(num_groups), triton.next_power_of_2(kept)
+    widest = max(padded_groups, padded_kept * group)
+    rank_kernel[(horizon, batch)](
+        draft_log_probs, maxima,
+        torch.empty_like(ids), torch.empty_like(ids, dtype=torch.int64), log_probs, ids,
+        vocab, num_groups, kept, horizon, *strides,
+        GROUP=group, NUM_GROUPS=padded_groups, KEPT=padded_kept, TILE=16,
+        num_warps=min(32, max(4, widest // 512)),
+    )  # fmt: skip
+    return log_probs, ids
+
+
+def _group_size(vocab: int, kept: int) -> int:
+    """Return the group size that makes the two selections, of groups and in groups, smallest."""
+
+    def work(group: int) -> int:
+        groups = triton.next_power_of_2(triton.cdiv(vocab, group))
+        return groups + triton.next_power_of_2(kept) * group
+
+    return min((8, 16, 32, 64, 128, 256), key=work)
