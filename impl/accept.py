@@ -2,10 +2,11 @@
 
 import torch
 import triton
-from jaxtyping import Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.impl.accept_kernels import new_tokens_kernel, walk_kernel
+from ddtree.impl.sampling import sample_rows
 from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
 from ddtree.spec.errors import require
 from ddtree.spec.public import public
@@ -46,6 +47,43 @@ def accept_greedy(
             num_warps=1 if rows <= 128 else 4,
         )  # fmt: skip
     return Acceptance(nodes, num_accepted, bonus)
+
+
+@public
+def accept_sampled(
+    tree: DraftTree,
+    target_logits: Float[Tensor, "T vocab"],
+    layout: VerifyLayout,
+    horizon: Horizon,
+    uniforms: Float64[Tensor, " T"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Acceptance:
+    """Accept the path of tokens sampled from the target itself, one sample at each node.
+
+    Args:
+        tree: the trees, ``B`` requests.
+        target_logits: ``[T, vocab]`` logits at each query row, in float32, float16 or bfloat16.
+        layout: the call's layout.
+        horizon: deepest drafted position.
+        uniforms: ``[T]`` numbers in [0, 1), independent along every path (``row_uniforms``).
+        temperature: divides the logits; 0: the argmax, ties to the smaller token id.
+        top_k: keep the k likeliest tokens; None: all.
+        top_p: keep the fewest likeliest tokens whose probabilities reach top_p; None: all.
+
+    Returns:
+        The accepted paths ``[B, horizon + 1]`` and the bonus tokens; equal to the reference's up to
+        what ``sample_rows`` says of rounding.
+
+    Raises:
+        InputError: as ``accept_greedy``; sampling parameters that define no distribution.
+    """
+    require(target_logits.ndim == 2, f"target_logits has shape {list(target_logits.shape)}; expected [T, vocab]")
+    require(uniforms.shape == target_logits.shape[:1], f"uniforms has shape {list(uniforms.shape)}; target_logits has {target_logits.shape[0]} rows")
+    ids = sample_rows(target_logits, uniforms, temperature, top_k, top_p)
+    return accept_greedy(tree, ids, layout, horizon)
 
 
 def new_tokens(tree: DraftTree, acceptance: Acceptance) -> Int64[Tensor, "B H+1"]:

@@ -19,6 +19,8 @@ def _on_device(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 bit_shift = _on_device(index.bit_shift)
 bit_word = _on_device(index.bit_word)
+chunk_len = _on_device(index.chunk_len)
+chunk_start = _on_device(index.chunk_start)
 commit_entry = _on_device(index.commit_entry)
 kv_len = _on_device(index.kv_len)
 mask_len = _on_device(index.mask_len)

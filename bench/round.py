@@ -1,0 +1,335 @@
+"""The round without the model on one GPU: checked against the reference, then timed in CUDA graphs.
+
+Usage, from the repository's root: ``python3 bench/round.py [--out FILE] [--quick]``.
+
+Each figure is the median time of a graph's replays over the rounds in it; each round of a graph
+reads its own inputs, together larger than the L2 cache. Nothing is timed before the same call has
+equalled the reference. ``whole`` = build + plan + bits + accept + commit.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ddtree import impl, spec  # noqa: E402
+from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
+from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
+from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
+from tests.impl.bigram import BigramTarget  # noqa: E402
+
+LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
+VOCAB, HORIZON, PREFIX = 151936, 15, 2048
+SHAPES = [(16, 1), (64, 1), (128, 1), (256, 1), (512, 1), (1024, 1), (16, 32), (64, 32), (64, 8)]
+"""(budget, batch)"""
+TARGETS = {(64, 1): 60.0, (512, 1): 250.0, (64, 32): 400.0}
+"""Microseconds of ``whole``."""
+
+
+def draft(batch: int, horizon: int, vocab: int, generator: torch.Generator) -> torch.Tensor:
+    """Log-probs on the GPU of bf16 logits: sharp at first, flatter with depth, many ties."""
+    spread = torch.linspace(6.0, 3.0, max(horizon, 1), device="cuda")[:horizon, None]
+    logits = torch.randn(batch, horizon, vocab, device="cuda", generator=generator) * spread
+    return logits.bfloat16().float().log_softmax(-1)
+
+
+def followed(tree: spec.DraftTree, layout: spec.VerifyLayout, generator: torch.Generator) -> torch.Tensor:
+    """Target choices ``[T]``: four nodes in five choose a child where they have one."""
+    batch, rows = tree.token_ids.shape
+    choice = torch.randint(0, 1000, (batch, rows + 1), device="cuda", generator=generator)
+    follows = torch.rand(batch, rows, device="cuda", generator=generator) < 0.8
+    parents = torch.where(follows & (tree.parents >= 0), tree.parents, rows).long()
+    choice.scatter_(1, parents, tree.token_ids)
+    flat = torch.zeros(layout.positions.numel(), dtype=torch.int64, device="cuda")
+    for b in range(batch):
+        start, end = layout.qo_indptr[b : b + 2].tolist()
+        flat[start:end] = choice[b, : end - start]
+    return flat
+
+
+def to(device: str, value: Any) -> Any:
+    """Move a contract's tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(to(device, v) for v in value)
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value)(**{f: to(device, getattr(value, f)) for f in value.__dataclass_fields__})
+    return value
+
+
+def same(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Refuse any difference."""
+    found = found.cpu()
+    if found.shape != expected.shape or found.dtype != expected.dtype or not torch.equal(found, expected):
+        where = (found != expected).nonzero()[:5].tolist() if found.shape == expected.shape else None
+        raise SystemExit(f"{name}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}, first differences at {where}")
+
+
+def same_tree(name: str, found: spec.DraftTree, expected: spec.DraftTree) -> None:
+    """Refuse any difference of two trees."""
+    for field in found.__dataclass_fields__:
+        same(f"{name} {field}", getattr(found, field), getattr(expected, field))
+
+
+def check_trees(generator: torch.Generator) -> int:
+    """Hold ``build_tree`` to the reference on fresh inputs of many kinds; return how many."""
+    count = 0
+    for batch, horizon, vocab, budget in [
+        (1, 15, 151936, 64), (1, 15, 151936, 512), (2, 31, 32000, 1024), (3, 7, 262144, 255), (2, 15, 1000, 1024),
+        (5, 3, 7, 33), (4, 15, 50257, 16), (1, 1, 33, 64), (33, 7, 997, 17), (256, 4, 131, 8), (2, 0, 5, 4), (2, 3, 5, 0),
+    ]:  # fmt: skip
+        shape = (batch, horizon, vocab)
+        base = draft(*shape, generator)
+        noise = torch.rand(shape, device="cuda", generator=generator)
+        kinds = {
+            "bf16 logits": base,
+            "normal": torch.randn(shape, device="cuda", generator=generator).log_softmax(-1),
+            "flat": torch.zeros(shape, device="cuda").log_softmax(-1),
+            "grid": (noise * 6).floor().log_softmax(-1),
+            "bf16": base.bfloat16(),
+            "fp16": base.half(),
+            "sparse": base.masked_fill(noise < 0.9, -torch.inf),
+            "two left": base.masked_fill(base < base.topk(min(2, vocab), -1).values[..., -1:], -torch.inf),
+            "zeros": torch.where(noise < 0.01, -0.0, -noise * 1e-18 - (noise < 0.5).float()),
+            "huge": -3.4e38 * noise,
+        }
+        for kind, log_probs in kinds.items():
+            roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
+            for topk in (None, 4) if kind == "grid" else (None,):
+                found = impl.build_tree(log_probs, roots, budget, topk)
+                same_tree(f"{shape} budget {budget} {kind}", found, spec.build_tree(log_probs.cpu(), roots.cpu(), budget, topk))
+                count += 1
+    return count
+
+
+def check_rounds(generator: torch.Generator, replays: int) -> int:
+    """Replay captured rounds of a toy target over random shapes; hold each to the reference."""
+    vocab, horizon, max_context, count = 61, 5, 150, 0
+    for budget, max_batch, page_size, ragged, sampling, with_buffers in [
+        (17, 4, 1, False, None, True),
+        (33, 3, 16, True, None, False),
+        (64, 5, 4, True, spec.Sampling(0.8, 9, 0.9, seed=11), True),
+        (8, 9, 1, False, spec.Sampling(1.0, seed=5), False),
+    ]:
+        table = torch.randn(vocab, vocab, device="cuda", generator=generator)
+        pages = -(-max_context // page_size)
+        order = torch.randperm(max_batch * pages, device="cuda", generator=generator)
+        slots = (order[:, None] * page_size + torch.arange(page_size, device="cuda")).view(max_batch, -1)[:, :max_context].contiguous()
+        num_slots = max_batch * pages * page_size
+        target = BigramTarget(table, slots, num_slots, page_size, impl.commit_kv)
+        q_len = budget + 1
+        buffers = impl.VerifyBuffers(max_batch, q_len, max_context - q_len, device="cuda") if with_buffers else None
+        graph = impl.RoundGraph(target, max_batch, horizon, vocab, budget, ragged=ragged, sampling=sampling, buffers=buffers)
+        for _ in range(replays):
+            batch = int(torch.randint(1, max_batch + 1, (), device="cuda", generator=generator))
+            log_probs = (torch.randn(batch, horizon, vocab, device="cuda", generator=generator) * 2).round().log_softmax(-1)
+            roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
+            prefixes = torch.randint(0, max_context - q_len, (batch,), device="cuda", generator=generator, dtype=torch.int32)
+            for b in range(batch):  # draft what the target likes, so that paths are accepted
+                token = int(roots[b])
+                for depth in range(horizon):
+                    token = int(table[token].argmax())
+                    log_probs[b, depth, token] = -0.1
+            reference = BigramTarget(table.cpu(), target.slot_table[:batch].cpu(), num_slots, page_size, spec.commit_kv)
+            for into, pool in zip(reference.kv.keys + reference.kv.values, target.kv.keys + target.kv.values, strict=True):
+                into.copy_(pool.cpu())
+            expected = spec.verify_round(log_probs.cpu(), roots.cpu(), prefixes.cpu(), reference, budget, ragged=ragged, sampling=sampling)
+            found = graph.replay(log_probs, roots, prefixes)
+            same_round(found, expected, batch)
+            same("slot table", target.slot_table[:batch], reference.slot_table)
+            for pool, known in zip(target.kv.keys + target.kv.values, reference.kv.keys + reference.kv.values, strict=True):
+                same("pool", pool[:-1].nan_to_num(-1), known[:-1].nan_to_num(-1))
+            count += 1
+    return count
+
+
+def same_round(found: spec.Round, expected: spec.Round, batch: int) -> None:
+    """Compare a captured round's used part with the reference's, and look at its tails."""
+    for field in found.tree.__dataclass_fields__:
+        same(f"tree {field}", getattr(found.tree, field)[:batch], getattr(expected.tree, field))
+    layout, known = found.layout, expected.layout
+    rows = int(known.qo_indptr[-1])
+    for field in ("qo_indptr", "kv_indptr", "mask_indptr"):
+        same(field, getattr(layout, field)[: batch + 1], getattr(known, field))
+        same(f"{field} tail", getattr(layout, field)[batch:].diff(), torch.zeros_like(getattr(layout, field)[batch + 1 :]).cpu())
+    same("kv_indices", layout.kv_indices[: known.kv_indices.numel()], known.kv_indices)
+    same("positions", layout.positions[:rows], known.positions)
+    same("out_cache_loc", layout.out_cache_loc[:rows], known.out_cache_loc)
+    same("out_cache_loc tail", layout.out_cache_loc[rows:], torch.full_like(layout.out_cache_loc[rows:], -1).cpu())
+    bits = int(known.mask_indptr[-1])
+    same("mask", found.mask.allowed[:bits], expected.mask.allowed)
+    same("mask tail", found.mask.allowed[bits:].any(), torch.tensor(False))
+    for field in ("nodes", "num_accepted", "bonus"):
+        same(field, getattr(found.acceptance, field)[:batch], getattr(expected.acceptance, field))
+    for field in ("prefix_lens", "src", "dst"):
+        same(field, getattr(found.commit, field)[:batch], getattr(expected.commit, field))
+    same("token_ids", found.token_ids[:batch], expected.token_ids)
+
+
+@dataclass
+class Inputs:
+    """One round's inputs on the GPU."""
+
+    log_probs: torch.Tensor
+    roots: torch.Tensor
+    prefix_lens: torch.Tensor
+    slot_table: torch.Tensor
+    target_ids: torch.Tensor
+
+
+def whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> tuple[Any, ...]:
+    """Everything of a round but the model."""
+    tree = impl.build_tree(inputs.log_probs, inputs.roots, budget)
+    layout = impl.plan_verify(tree, inputs.prefix_lens, kv.slot_table)
+    mask = impl.tree_mask(tree, layout)
+    acceptance = impl.accept_greedy(tree, inputs.target_ids, layout, HORIZON)
+    return tree, layout, mask, acceptance, impl.commit_kv(kv, layout, acceptance)
+
+
+def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> None:
+    """Hold one whole round to the reference, with the sync debug mode on."""
+    known_kv = to("cpu", spec.PagedKV(tuple(p.clone() for p in kv.keys[:2]), tuple(p.clone() for p in kv.values[:2]), kv.slot_table.clone(), kv.page_size))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    tree, layout, mask, acceptance, commit = whole(inputs, kv, budget)
+    torch.cuda.set_sync_debug_mode("default")
+    known_tree = spec.build_tree(inputs.log_probs.cpu(), inputs.roots.cpu(), budget)
+    same_tree("whole", tree, known_tree)
+    known = spec.plan_verify(known_tree, inputs.prefix_lens.cpu(), known_kv.slot_table)
+    for field in ("qo_indptr", "kv_indptr", "mask_indptr", "positions", "out_cache_loc"):
+        same(field, getattr(layout, field), getattr(known, field))
+    same("kv_indices", layout.kv_indices[: known.kv_indices.numel()], known.kv_indices)
+    same("bits", mask.words, spec.tree_mask(known_tree, known).words)
+    known_acceptance = spec.accept_greedy(known_tree, inputs.target_ids.cpu(), known, HORIZON)
+    known_commit = spec.commit_kv(known_kv, known, known_acceptance)
+    for found, expected in ((acceptance, known_acceptance), (commit, known_commit)):
+        for field in found.__dataclass_fields__:
+            same(field, getattr(found, field), getattr(expected, field))
+    same("slot table", kv.slot_table, known_kv.slot_table)
+    for pool, expected in zip(kv.keys[:2] + kv.values[:2], known_kv.keys + known_kv.values, strict=True):
+        same("pool", pool, expected)
+
+
+def microseconds(calls: list[Callable[[], Any]], repeats: int = 30) -> float:
+    """Median time of one call, over replays of a graph that makes all of them."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    del kept
+    return statistics.median(times)
+
+
+def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, float]:
+    """Check and time one shape."""
+    q_len, context = budget + 1, PREFIX + budget + 1
+    sets = max(2, min(12, -(-120_000_000 // (batch * HORIZON * VOCAB * 4))))
+    pages = -(-context // 16)
+    num_slots = batch * pages * 16
+    pools = [torch.randn(num_slots, KV_HEADS, HEAD_DIM, device="cuda", generator=generator).bfloat16() for _ in range(2 * LAYERS)]
+    inputs, kvs = [], {1: [], 16: []}
+    for _ in range(sets):
+        order = torch.randperm(batch * pages, device="cuda", generator=generator)
+        table = (order[:, None] * 16 + torch.arange(16, device="cuda")).view(batch, -1)[:, :context].contiguous()
+        log_probs = draft(batch, HORIZON, VOCAB, generator)
+        roots = torch.randint(0, VOCAB, (batch,), device="cuda", generator=generator)
+        prefix_lens = torch.randint(PREFIX // 2, PREFIX, (batch,), device="cuda", dtype=torch.int32, generator=generator)
+        tree = impl.build_tree(log_probs, roots, budget)
+        layout = impl.plan_verify(tree, prefix_lens, table)
+        inputs.append(Inputs(log_probs, roots, prefix_lens, table, followed(tree, layout, generator)))
+        for page_size, rows in kvs.items():
+            rows.append(spec.PagedKV(tuple(pools[:LAYERS]), tuple(pools[LAYERS:]), table.clone(), page_size))
+    for page_size, rows in kvs.items():
+        whole(inputs[-1], rows[-1], budget)  # compile
+        check_whole(inputs[0], rows[0], budget)
+
+    made = [whole(i, kv, budget) for i, kv in zip(inputs, kvs[16], strict=True)]
+    pairs = list(zip(inputs, made, strict=True))
+    result = {
+        "accepted": statistics.mean(float(m[3].num_accepted.float().mean()) for m in made),
+        "build": microseconds([lambda i=i: impl.build_tree(i.log_probs, i.roots, budget) for i in inputs]),
+        "rank": microseconds([lambda i=i: impl.tree._ranked(i.log_probs, min(budget, VOCAB)) for i in inputs]),
+        "plan": microseconds([lambda i=i, m=m: impl.plan_verify(m[0], i.prefix_lens, i.slot_table) for i, m in pairs]),
+        "bits": microseconds([lambda m=m: impl.tree_mask(m[0], m[1]) for _, m in pairs]),
+        "accept": microseconds([lambda i=i, m=m: impl.accept_greedy(m[0], i.target_ids, m[1], HORIZON) for i, m in pairs]),
+    }
+    for page_size, rows in kvs.items():
+        result[f"commit{page_size}"] = microseconds([lambda m=m, kv=kv: impl.commit_kv(kv, m[1], m[3]) for (_, m), kv in zip(pairs, rows, strict=True)])
+        result[f"whole{page_size}"] = microseconds([lambda i=i, kv=kv: whole(i, kv, budget) for i, kv in zip(inputs, rows, strict=True)])
+    if batch * q_len <= 600:
+        result.update(measure_choice(made[0], batch * q_len, generator))
+    return result
+
+
+def measure_choice(made: tuple[Any, ...], rows: int, generator: torch.Generator) -> dict[str, float]:
+    """Check and time the target's choice from bf16 logits: argmax and samples."""
+    logits = [(torch.randn(rows, VOCAB, device="cuda", generator=generator) * 4).bfloat16() for _ in range(3)]
+    tree, layout = made[0], made[1]
+    sampling = spec.Sampling(seed=7)
+    uniforms = row_uniforms(sampling, layout, tree.token_ids.shape[0])
+    same("uniforms", uniforms[:rows], spec_row_uniforms(sampling, to("cpu", layout), tree.token_ids.shape[0])[:rows])
+    same("argmax", first_argmax(logits[0]), spec_first_argmax(logits[0].cpu()))
+    result = {"argmax": microseconds([lambda x=x: first_argmax(x) for x in logits])}
+    for name, temperature, top_k, top_p in [("sample", 1.0, None, None), ("top-k", 0.8, 50, None), ("top-p", 0.8, None, 0.9)]:
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        found = impl.accept_sampled(tree, logits[0], layout, HORIZON, uniforms, **options)
+        expected = spec.accept_sampled(*to("cpu", (tree, logits[0], layout)), HORIZON, uniforms.cpu(), **options)
+        same(f"{name} bonus", found.bonus, expected.bonus)
+        same(f"{name} nodes", found.nodes, expected.nodes)
+        result[name] = microseconds([lambda x=x, o=options: impl.accept_sampled(tree, x, layout, HORIZON, uniforms, **o) for x in logits], 10)
+    return result
+
+
+def main() -> None:
+    """Check, measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--quick", action="store_true", help="the three shapes with a target, fewer checks")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    generator = torch.Generator("cuda").manual_seed(options.seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what torch.empty returns
+    print(f"trees equal to the reference: {check_trees(generator)}", flush=True)
+    print(f"captured rounds equal to the reference: {check_rounds(generator, 5 if options.quick else 50)}", flush=True)
+    torch.use_deterministic_algorithms(False)
+
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    results = []
+    names: list[str] = []
+    for budget, batch in list(TARGETS) if options.quick else SHAPES:
+        result = measure(budget, batch, generator)
+        names = names or list(result)
+        target = TARGETS.get((budget, batch))
+        results.append({"budget": budget, "batch": batch, "target_us": target, **result})
+        if len(results) == 1:
+            print("budget batch " + " ".join(f"{name:>8}" for name in names) + "   target")
+        print(f"{budget:6} {batch:5} " + " ".join(f"{result[n]:8.1f}" if n in result else " " * 8 for n in names) + f"   {target or ''}", flush=True)
+        torch.cuda.empty_cache()
+    if options.out:
+        options.out.write_text(json.dumps({"machine": machine, "us": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
