@@ -1,6 +1,6 @@
 """The round without the model on one GPU: checked against the reference, then timed in CUDA graphs.
 
-Usage, from the repository's root: ``python3 bench/round.py [--out FILE] [--quick]``.
+Usage, from the repository's root: ``python3 bench/round.py [--part trees|rounds|times] [--out FILE]``.
 
 Each figure is the median time of a graph's replays over the rounds in it; each round of a graph
 reads its own inputs, together larger than the L2 cache. Nothing is timed before the same call has
@@ -19,13 +19,15 @@ from typing import Any
 import torch
 import triton
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "impl")]
+
+from bigram import BigramTarget  # noqa: E402
 
 from ddtree import impl, spec  # noqa: E402
 from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
 from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
 from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
-from tests.impl.bigram import BigramTarget  # noqa: E402
 
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
 VOCAB, HORIZON, PREFIX = 151936, 15, 2048
@@ -96,13 +98,13 @@ def check_trees(generator: torch.Generator) -> int:
             "normal": torch.randn(shape, device="cuda", generator=generator).log_softmax(-1),
             "flat": torch.zeros(shape, device="cuda").log_softmax(-1),
             "grid": (noise * 6).floor().log_softmax(-1),
-            "bf16": base.bfloat16(),
-            "fp16": base.half(),
             "sparse": base.masked_fill(noise < 0.9, -torch.inf),
             "two left": base.masked_fill(base < base.topk(min(2, vocab), -1).values[..., -1:], -torch.inf),
             "zeros": torch.where(noise < 0.01, -0.0, -noise * 1e-18 - (noise < 0.5).float()),
             "huge": -3.4e38 * noise,
         }
+        if batch == 1:
+            kinds |= {"bf16": base.bfloat16(), "fp16": base.half()}
         for kind, log_probs in kinds.items():
             roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
             for topk in (None, 4) if kind == "grid" else (None,):
@@ -278,7 +280,7 @@ def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, fl
     for page_size, rows in kvs.items():
         result[f"commit{page_size}"] = microseconds([lambda m=m, kv=kv: impl.commit_kv(kv, m[1], m[3]) for (_, m), kv in zip(pairs, rows, strict=True)])
         result[f"whole{page_size}"] = microseconds([lambda i=i, kv=kv: whole(i, kv, budget) for i, kv in zip(inputs, rows, strict=True)])
-    if batch * q_len <= 600:
+    if batch * q_len <= 65:
         result.update(measure_choice(made[0], batch * q_len, generator))
     return result
 
@@ -306,19 +308,28 @@ def main() -> None:
     """Check, measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--quick", action="store_true", help="the three shapes with a target, fewer checks")
+    parser.add_argument("--part", choices=("trees", "rounds", "times"), help="one part alone")
+    parser.add_argument("--replays", type=int, default=50, help="replays of each captured round")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     generator = torch.Generator("cuda").manual_seed(options.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what torch.empty returns
-    print(f"trees equal to the reference: {check_trees(generator)}", flush=True)
-    print(f"captured rounds equal to the reference: {check_rounds(generator, 5 if options.quick else 50)}", flush=True)
+    if options.part in (None, "trees"):
+        print(f"trees equal to the reference: {check_trees(generator)}", flush=True)
+    if options.part in (None, "rounds"):
+        count = check_rounds(generator, options.replays)
+        print(f"captured rounds equal to the reference: {count}", flush=True)
     torch.use_deterministic_algorithms(False)
+    if options.part in (None, "times"):
+        measure_all(generator, options.out)
 
+
+def measure_all(generator: torch.Generator, out: Path | None) -> None:
+    """Time every shape, print a table, write JSON."""
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     results = []
     names: list[str] = []
-    for budget, batch in list(TARGETS) if options.quick else SHAPES:
+    for budget, batch in SHAPES:
         result = measure(budget, batch, generator)
         names = names or list(result)
         target = TARGETS.get((budget, batch))
@@ -327,8 +338,9 @@ def main() -> None:
             print("budget batch " + " ".join(f"{name:>8}" for name in names) + "   target")
         print(f"{budget:6} {batch:5} " + " ".join(f"{result[n]:8.1f}" if n in result else " " * 8 for n in names) + f"   {target or ''}", flush=True)
         torch.cuda.empty_cache()
-    if options.out:
-        options.out.write_text(json.dumps({"machine": machine, "us": results}, indent=1) + "\n")
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"machine": machine, "us": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

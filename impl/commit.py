@@ -1,6 +1,6 @@
 """Step 6 on the device: keep the accepted nodes' KV, in one launch, or two where KV has to move."""
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -81,7 +81,7 @@ def _row_words(pools: tuple[Tensor, ...]) -> int:
     return row_bytes // 4
 
 
-@lru_cache(maxsize=None)  # a captured graph may hold on to any of them
+@cache  # a captured graph may hold on to any of them
 def _addresses(pointers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the pools' addresses on the device; copied once for each set of pools."""
     return torch.tensor(pointers, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
 """The target's choice at each query row on the device: argmax or a sample."""
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -115,13 +115,13 @@ def _split_argmax(logits: Tensor) -> Int64[Tensor, "T splits"]:
     return keys
 
 
-@lru_cache(maxsize=None)  # a captured graph may hold on to any of them
+@cache  # a captured graph may hold on to any of them
 def _constant(value: float, device: torch.device) -> Float64[Tensor, ""]:
     """Return a float64 number on the device."""
     return torch.full((), value, dtype=torch.float64, device=device)
 
 
-@lru_cache(maxsize=None)  # as above
+@cache  # as above
 def _seeds(seeds: tuple[int, ...], device: torch.device) -> Int64[Tensor, " B"]:
     """Return the seeds' 64 bits on the device."""
     for seed in seeds:
