@@ -41,9 +41,10 @@ def plan_verify(
         and slot -1. The lengths are trusted, since to look at them would stall the device.
 
     Raises:
-        InputError: shapes that do not agree.
+        InputError: shapes that do not agree, or a batch of 0.
     """
     batch, rows = tree.token_ids.shape
+    require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
     require(prefix_lens.shape == (batch,), f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests")
     require(slot_table.ndim == 2 and slot_table.shape[0] == batch, f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]")
     require(slot_table.stride(1) == 1, f"slot_table has strides {slot_table.stride()}; its entries must lie side by side")

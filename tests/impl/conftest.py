@@ -1,4 +1,4 @@
-"""Kernels run under Triton's interpreter where there is no GPU; it must be told so before imports."""
+"""Run the kernels in Triton's CPU interpreter where there is no GPU: set before Triton is imported."""
 
 import os
 
