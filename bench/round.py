@@ -26,6 +26,7 @@ from bigram import BigramTarget  # noqa: E402
 
 from ddtree import impl, spec  # noqa: E402
 from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
+from ddtree.impl.tree import ranked  # noqa: E402
 from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
 from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
 
@@ -44,7 +45,9 @@ def draft(batch: int, horizon: int, vocab: int, generator: torch.Generator) -> t
     return logits.bfloat16().float().log_softmax(-1)
 
 
-def followed(tree: spec.DraftTree, layout: spec.VerifyLayout, generator: torch.Generator) -> torch.Tensor:
+def followed(
+    tree: spec.DraftTree, layout: spec.VerifyLayout, generator: torch.Generator
+) -> torch.Tensor:
     """Target choices ``[T]``: four nodes in five choose a child where they have one."""
     batch, rows = tree.token_ids.shape
     choice = torch.randint(0, 1000, (batch, rows + 1), device="cuda", generator=generator)
@@ -72,9 +75,18 @@ def to(device: str, value: Any) -> Any:
 def same(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """Refuse any difference."""
     found = found.cpu()
-    if found.shape != expected.shape or found.dtype != expected.dtype or not torch.equal(found, expected):
-        where = (found != expected).nonzero()[:5].tolist() if found.shape == expected.shape else None
-        raise SystemExit(f"{name}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}, first differences at {where}")
+    if (
+        found.shape != expected.shape
+        or found.dtype != expected.dtype
+        or not torch.equal(found, expected)
+    ):
+        where = (
+            (found != expected).nonzero()[:5].tolist() if found.shape == expected.shape else None
+        )
+        raise SystemExit(
+            f"{name}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}, "
+            f"first differences at {where}"
+        )
 
 
 def same_tree(name: str, found: spec.DraftTree, expected: spec.DraftTree) -> None:
@@ -87,8 +99,9 @@ def check_trees(generator: torch.Generator) -> int:
     """Hold ``build_tree`` to the reference on fresh inputs of many kinds; return how many."""
     count = 0
     for batch, horizon, vocab, budget in [
-        (1, 15, 151936, 64), (1, 15, 151936, 512), (2, 31, 32000, 1024), (3, 7, 262144, 255), (2, 15, 1000, 1024),
-        (5, 3, 7, 33), (4, 15, 50257, 16), (1, 1, 33, 64), (33, 7, 997, 17), (256, 4, 131, 8), (2, 0, 5, 4), (2, 3, 5, 0),
+        (1, 15, 151936, 64), (1, 15, 151936, 512), (2, 31, 32000, 1024), (3, 7, 262144, 255),
+        (2, 15, 1000, 1024), (5, 3, 7, 33), (4, 15, 50257, 16), (1, 1, 33, 64), (33, 7, 997, 17),
+        (256, 4, 131, 8), (2, 0, 5, 4), (2, 3, 5, 0),
     ]:  # fmt: skip
         shape = (batch, horizon, vocab)
         base = draft(*shape, generator)
@@ -99,7 +112,9 @@ def check_trees(generator: torch.Generator) -> int:
             "flat": torch.zeros(shape, device="cuda").log_softmax(-1),
             "grid": (noise * 6).floor().log_softmax(-1),
             "sparse": base.masked_fill(noise < 0.9, -torch.inf),
-            "two left": base.masked_fill(base < base.topk(min(2, vocab), -1).values[..., -1:], -torch.inf),
+            "two left": base.masked_fill(
+                base < base.topk(min(2, vocab), -1).values[..., -1:], -torch.inf
+            ),
             "zeros": torch.where(noise < 0.01, -0.0, -noise * 1e-18 - (noise < 0.5).float()),
             "huge": -3.4e38 * noise,
         }
@@ -109,7 +124,11 @@ def check_trees(generator: torch.Generator) -> int:
             roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
             for topk in (None, 4) if kind == "grid" else (None,):
                 found = impl.build_tree(log_probs, roots, budget, topk)
-                same_tree(f"{shape} budget {budget} {kind}", found, spec.build_tree(log_probs.cpu(), roots.cpu(), budget, topk))
+                same_tree(
+                    f"{shape} budget {budget} {kind}",
+                    found,
+                    spec.build_tree(log_probs.cpu(), roots.cpu(), budget, topk),
+                )
                 count += 1
     return count
 
@@ -126,30 +145,76 @@ def check_rounds(generator: torch.Generator, replays: int) -> int:
         table = torch.randn(vocab, vocab, device="cuda", generator=generator)
         pages = -(-max_context // page_size)
         order = torch.randperm(max_batch * pages, device="cuda", generator=generator)
-        slots = (order[:, None] * page_size + torch.arange(page_size, device="cuda")).view(max_batch, -1)[:, :max_context].contiguous()
+        slots = (
+            (order[:, None] * page_size + torch.arange(page_size, device="cuda"))
+            .view(max_batch, -1)[:, :max_context]
+            .contiguous()
+        )
         num_slots = max_batch * pages * page_size
         target = BigramTarget(table, slots, num_slots, page_size, impl.commit_kv)
         q_len = budget + 1
-        buffers = impl.VerifyBuffers(max_batch, q_len, max_context - q_len, device="cuda") if with_buffers else None
-        graph = impl.RoundGraph(target, max_batch, horizon, vocab, budget, ragged=ragged, sampling=sampling, buffers=buffers)
+        buffers = (
+            impl.VerifyBuffers(max_batch, q_len, max_context - q_len, device="cuda")
+            if with_buffers
+            else None
+        )
+        graph = impl.RoundGraph(
+            target,
+            max_batch,
+            horizon,
+            vocab,
+            budget,
+            ragged=ragged,
+            sampling=sampling,
+            buffers=buffers,
+        )
         for _ in range(replays):
             batch = int(torch.randint(1, max_batch + 1, (), device="cuda", generator=generator))
-            log_probs = (torch.randn(batch, horizon, vocab, device="cuda", generator=generator) * 2).round().log_softmax(-1)
+            log_probs = (
+                (torch.randn(batch, horizon, vocab, device="cuda", generator=generator) * 2)
+                .round()
+                .log_softmax(-1)
+            )
             roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
-            prefixes = torch.randint(0, max_context - q_len, (batch,), device="cuda", generator=generator, dtype=torch.int32)
+            prefixes = torch.randint(
+                0,
+                max_context - q_len,
+                (batch,),
+                device="cuda",
+                generator=generator,
+                dtype=torch.int32,
+            )
             for b in range(batch):  # draft what the target likes, so that paths are accepted
                 token = int(roots[b])
                 for depth in range(horizon):
                     token = int(table[token].argmax())
                     log_probs[b, depth, token] = -0.1
-            reference = BigramTarget(table.cpu(), target.slot_table[:batch].cpu(), num_slots, page_size, spec.commit_kv)
-            for into, pool in zip(reference.kv.keys + reference.kv.values, target.kv.keys + target.kv.values, strict=True):
+            reference = BigramTarget(
+                table.cpu(), target.slot_table[:batch].cpu(), num_slots, page_size, spec.commit_kv
+            )
+            for into, pool in zip(
+                reference.kv.keys + reference.kv.values,
+                target.kv.keys + target.kv.values,
+                strict=True,
+            ):
                 into.copy_(pool.cpu())
-            expected = spec.verify_round(log_probs.cpu(), roots.cpu(), prefixes.cpu(), reference, budget, ragged=ragged, sampling=sampling)
+            expected = spec.verify_round(
+                log_probs.cpu(),
+                roots.cpu(),
+                prefixes.cpu(),
+                reference,
+                budget,
+                ragged=ragged,
+                sampling=sampling,
+            )
             found = graph.replay(log_probs, roots, prefixes)
             same_round(found, expected, batch)
             same("slot table", target.slot_table[:batch], reference.slot_table)
-            for pool, known in zip(target.kv.keys + target.kv.values, reference.kv.keys + reference.kv.values, strict=True):
+            for pool, known in zip(
+                target.kv.keys + target.kv.values,
+                reference.kv.keys + reference.kv.values,
+                strict=True,
+            ):
                 same("pool", pool[:-1].nan_to_num(-1), known[:-1].nan_to_num(-1))
             count += 1
     return count
@@ -163,11 +228,19 @@ def same_round(found: spec.Round, expected: spec.Round, batch: int) -> None:
     rows = int(known.qo_indptr[-1])
     for field in ("qo_indptr", "kv_indptr", "mask_indptr"):
         same(field, getattr(layout, field)[: batch + 1], getattr(known, field))
-        same(f"{field} tail", getattr(layout, field)[batch:].diff(), torch.zeros_like(getattr(layout, field)[batch + 1 :]).cpu())
+        same(
+            f"{field} tail",
+            getattr(layout, field)[batch:].diff(),
+            torch.zeros_like(getattr(layout, field)[batch + 1 :]).cpu(),
+        )
     same("kv_indices", layout.kv_indices[: known.kv_indices.numel()], known.kv_indices)
     same("positions", layout.positions[:rows], known.positions)
     same("out_cache_loc", layout.out_cache_loc[:rows], known.out_cache_loc)
-    same("out_cache_loc tail", layout.out_cache_loc[rows:], torch.full_like(layout.out_cache_loc[rows:], -1).cpu())
+    same(
+        "out_cache_loc tail",
+        layout.out_cache_loc[rows:],
+        torch.full_like(layout.out_cache_loc[rows:], -1).cpu(),
+    )
     bits = int(known.mask_indptr[-1])
     same("mask", found.mask.allowed[:bits], expected.mask.allowed)
     same("mask tail", found.mask.allowed[bits:].any(), torch.tensor(False))
@@ -200,7 +273,15 @@ def whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> tuple[Any, ...]:
 
 def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> None:
     """Hold one whole round to the reference, with the sync debug mode on."""
-    known_kv = to("cpu", spec.PagedKV(tuple(p.clone() for p in kv.keys[:2]), tuple(p.clone() for p in kv.values[:2]), kv.slot_table.clone(), kv.page_size))
+    known_kv = to(
+        "cpu",
+        spec.PagedKV(
+            tuple(p.clone() for p in kv.keys[:2]),
+            tuple(p.clone() for p in kv.values[:2]),
+            kv.slot_table.clone(),
+            kv.page_size,
+        ),
+    )
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     tree, layout, mask, acceptance, commit = whole(inputs, kv, budget)
@@ -218,7 +299,9 @@ def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> None:
         for field in found.__dataclass_fields__:
             same(field, getattr(found, field), getattr(expected, field))
     same("slot table", kv.slot_table, known_kv.slot_table)
-    for pool, expected in zip(kv.keys[:2] + kv.values[:2], known_kv.keys + known_kv.values, strict=True):
+    for pool, expected in zip(
+        kv.keys[:2] + kv.values[:2], known_kv.keys + known_kv.values, strict=True
+    ):
         same("pool", pool, expected)
 
 
@@ -250,20 +333,33 @@ def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, fl
     sets = max(2, min(12, -(-120_000_000 // (batch * HORIZON * VOCAB * 4))))
     pages = -(-context // 16)
     num_slots = batch * pages * 16
-    pools = [torch.randn(num_slots, KV_HEADS, HEAD_DIM, device="cuda", generator=generator).bfloat16() for _ in range(2 * LAYERS)]
+    pools = [
+        torch.randn(num_slots, KV_HEADS, HEAD_DIM, device="cuda", generator=generator).bfloat16()
+        for _ in range(2 * LAYERS)
+    ]
     inputs, kvs = [], {1: [], 16: []}
     for _ in range(sets):
         order = torch.randperm(batch * pages, device="cuda", generator=generator)
-        table = (order[:, None] * 16 + torch.arange(16, device="cuda")).view(batch, -1)[:, :context].contiguous()
+        table = (
+            (order[:, None] * 16 + torch.arange(16, device="cuda"))
+            .view(batch, -1)[:, :context]
+            .contiguous()
+        )
         log_probs = draft(batch, HORIZON, VOCAB, generator)
         roots = torch.randint(0, VOCAB, (batch,), device="cuda", generator=generator)
-        prefix_lens = torch.randint(PREFIX // 2, PREFIX, (batch,), device="cuda", dtype=torch.int32, generator=generator)
+        prefix_lens = torch.randint(
+            PREFIX // 2, PREFIX, (batch,), device="cuda", dtype=torch.int32, generator=generator
+        )
         tree = impl.build_tree(log_probs, roots, budget)
         layout = impl.plan_verify(tree, prefix_lens, table)
-        inputs.append(Inputs(log_probs, roots, prefix_lens, table, followed(tree, layout, generator)))
+        inputs.append(
+            Inputs(log_probs, roots, prefix_lens, table, followed(tree, layout, generator))
+        )
         for page_size, rows in kvs.items():
-            rows.append(spec.PagedKV(tuple(pools[:LAYERS]), tuple(pools[LAYERS:]), table.clone(), page_size))
-    for page_size, rows in kvs.items():
+            rows.append(
+                spec.PagedKV(tuple(pools[:LAYERS]), tuple(pools[LAYERS:]), table.clone(), page_size)
+            )
+    for rows in kvs.values():
         whole(inputs[-1], rows[-1], budget)  # compile
         check_whole(inputs[0], rows[0], budget)
 
@@ -271,36 +367,73 @@ def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, fl
     pairs = list(zip(inputs, made, strict=True))
     result = {
         "accepted": statistics.mean(float(m[3].num_accepted.float().mean()) for m in made),
-        "build": microseconds([lambda i=i: impl.build_tree(i.log_probs, i.roots, budget) for i in inputs]),
-        "rank": microseconds([lambda i=i: impl.tree._ranked(i.log_probs, min(budget, VOCAB)) for i in inputs]),
-        "plan": microseconds([lambda i=i, m=m: impl.plan_verify(m[0], i.prefix_lens, i.slot_table) for i, m in pairs]),
+        "build": microseconds(
+            [lambda i=i: impl.build_tree(i.log_probs, i.roots, budget) for i in inputs]
+        ),
+        "rank": microseconds([lambda i=i: ranked(i.log_probs, min(budget, VOCAB)) for i in inputs]),
+        "plan": microseconds(
+            [lambda i=i, m=m: impl.plan_verify(m[0], i.prefix_lens, i.slot_table) for i, m in pairs]
+        ),
         "bits": microseconds([lambda m=m: impl.tree_mask(m[0], m[1]) for _, m in pairs]),
-        "accept": microseconds([lambda i=i, m=m: impl.accept_greedy(m[0], i.target_ids, m[1], HORIZON) for i, m in pairs]),
+        "accept": microseconds(
+            [
+                lambda i=i, m=m: impl.accept_greedy(m[0], i.target_ids, m[1], HORIZON)
+                for i, m in pairs
+            ]
+        ),
     }
     for page_size, rows in kvs.items():
-        result[f"commit{page_size}"] = microseconds([lambda m=m, kv=kv: impl.commit_kv(kv, m[1], m[3]) for (_, m), kv in zip(pairs, rows, strict=True)])
-        result[f"whole{page_size}"] = microseconds([lambda i=i, kv=kv: whole(i, kv, budget) for i, kv in zip(inputs, rows, strict=True)])
+        result[f"commit{page_size}"] = microseconds(
+            [
+                lambda m=m, kv=kv: impl.commit_kv(kv, m[1], m[3])
+                for (_, m), kv in zip(pairs, rows, strict=True)
+            ]
+        )
+        result[f"whole{page_size}"] = microseconds(
+            [lambda i=i, kv=kv: whole(i, kv, budget) for i, kv in zip(inputs, rows, strict=True)]
+        )
     if batch * q_len <= 65:
         result.update(measure_choice(made[0], batch * q_len, generator))
     return result
 
 
-def measure_choice(made: tuple[Any, ...], rows: int, generator: torch.Generator) -> dict[str, float]:
+def measure_choice(
+    made: tuple[Any, ...], rows: int, generator: torch.Generator
+) -> dict[str, float]:
     """Check and time the target's choice from bf16 logits: argmax and samples."""
-    logits = [(torch.randn(rows, VOCAB, device="cuda", generator=generator) * 4).bfloat16() for _ in range(3)]
+    logits = [
+        (torch.randn(rows, VOCAB, device="cuda", generator=generator) * 4).bfloat16()
+        for _ in range(3)
+    ]
     tree, layout = made[0], made[1]
     sampling = spec.Sampling(seed=7)
     uniforms = row_uniforms(sampling, layout, tree.token_ids.shape[0])
-    same("uniforms", uniforms[:rows], spec_row_uniforms(sampling, to("cpu", layout), tree.token_ids.shape[0])[:rows])
+    same(
+        "uniforms",
+        uniforms[:rows],
+        spec_row_uniforms(sampling, to("cpu", layout), tree.token_ids.shape[0])[:rows],
+    )
     same("argmax", first_argmax(logits[0]), spec_first_argmax(logits[0].cpu()))
     result = {"argmax": microseconds([lambda x=x: first_argmax(x) for x in logits])}
-    for name, temperature, top_k, top_p in [("sample", 1.0, None, None), ("top-k", 0.8, 50, None), ("top-p", 0.8, None, 0.9)]:
+    for name, temperature, top_k, top_p in [
+        ("sample", 1.0, None, None),
+        ("top-k", 0.8, 50, None),
+        ("top-p", 0.8, None, 0.9),
+    ]:
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         found = impl.accept_sampled(tree, logits[0], layout, HORIZON, uniforms, **options)
-        expected = spec.accept_sampled(*to("cpu", (tree, logits[0], layout)), HORIZON, uniforms.cpu(), **options)
+        expected = spec.accept_sampled(
+            *to("cpu", (tree, logits[0], layout)), HORIZON, uniforms.cpu(), **options
+        )
         same(f"{name} bonus", found.bonus, expected.bonus)
         same(f"{name} nodes", found.nodes, expected.nodes)
-        result[name] = microseconds([lambda x=x, o=options: impl.accept_sampled(tree, x, layout, HORIZON, uniforms, **o) for x in logits], 10)
+        result[name] = microseconds(
+            [
+                lambda x=x, o=options: impl.accept_sampled(tree, x, layout, HORIZON, uniforms, **o)
+                for x in logits
+            ],
+            10,
+        )
     return result
 
 
@@ -326,7 +459,11 @@ def main() -> None:
 
 def measure_all(generator: torch.Generator, out: Path | None) -> None:
     """Time every shape, print a table, write JSON."""
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
     results = []
     names: list[str] = []
     for budget, batch in SHAPES:
@@ -336,7 +473,12 @@ def measure_all(generator: torch.Generator, out: Path | None) -> None:
         results.append({"budget": budget, "batch": batch, "target_us": target, **result})
         if len(results) == 1:
             print("budget batch " + " ".join(f"{name:>8}" for name in names) + "   target")
-        print(f"{budget:6} {batch:5} " + " ".join(f"{result[n]:8.1f}" if n in result else " " * 8 for n in names) + f"   {target or ''}", flush=True)
+        print(
+            f"{budget:6} {batch:5} "
+            + " ".join(f"{result[n]:8.1f}" if n in result else " " * 8 for n in names)
+            + f"   {target or ''}",
+            flush=True,
+        )
         torch.cuda.empty_cache()
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,14 @@ def accept_greedy(
     """
     batch, rows = tree.token_ids.shape
     require(horizon >= 0, f"horizon is {horizon}; the least is 0, a tree of the root alone")
-    require(layout.qo_indptr.numel() > batch, f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}")
-    require(target_ids.ndim == 1, f"target_ids has shape {list(target_ids.shape)}; expected one choice a query row")
+    require(
+        layout.qo_indptr.numel() > batch,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+    )
+    require(
+        target_ids.ndim == 1,
+        f"target_ids has shape {list(target_ids.shape)}; expected one choice a query row",
+    )
     width = horizon + 1
     nodes = tree.parents.new_empty((batch, width))
     num_accepted = tree.parents.new_empty(batch)
@@ -80,8 +86,14 @@ def accept_sampled(
     Raises:
         InputError: as ``accept_greedy``; sampling parameters that define no distribution.
     """
-    require(target_logits.ndim == 2, f"target_logits has shape {list(target_logits.shape)}; expected [T, vocab]")
-    require(uniforms.shape == target_logits.shape[:1], f"uniforms has shape {list(uniforms.shape)}; target_logits has {target_logits.shape[0]} rows")
+    require(
+        target_logits.ndim == 2,
+        f"target_logits has shape {list(target_logits.shape)}; expected [T, vocab]",
+    )
+    require(
+        uniforms.shape == target_logits.shape[:1],
+        f"uniforms has shape {list(uniforms.shape)}; target_logits has {target_logits.shape[0]} rows",
+    )
     ids = sample_rows(target_logits, uniforms, temperature, top_k, top_p)
     return accept_greedy(tree, ids, layout, horizon)
 

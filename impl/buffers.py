@@ -42,17 +42,31 @@ class VerifyBuffers(spec.VerifyBuffers):
 def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: FlatMask) -> None:
     """Fill the buffers; a function of its own so that debug mode sees it."""
     batch = layout.qo_indptr.numel() - 1
-    require(batch <= buffers.max_batch, f"batch is {batch}; the buffers were made for {buffers.max_batch}")
-    require(layout.max_q_len <= buffers.max_q_len, f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: size them by the largest budget + 1")
+    require(
+        batch <= buffers.max_batch,
+        f"batch is {batch}; the buffers were made for {buffers.max_batch}",
+    )
+    require(
+        layout.max_q_len <= buffers.max_q_len,
+        f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: "
+        "size them by the largest budget + 1",
+    )
     into, max_rows = buffers.layout, buffers.token_ids.numel()
+    padded_batch = triton.next_power_of_2(max(batch, 1))
     fill_rows_kernel[(triton.cdiv(max_rows, ROWS),)](
-        tree.token_ids, layout.qo_indptr, layout.kv_indptr, layout.mask_indptr, layout.positions, layout.out_cache_loc,
-        into.qo_indptr, into.kv_indptr, into.mask_indptr, into.positions, into.out_cache_loc, buffers.token_ids,
+        tree.token_ids, layout.qo_indptr, layout.kv_indptr, layout.mask_indptr,
+        layout.positions, layout.out_cache_loc,
+        into.qo_indptr, into.kv_indptr, into.mask_indptr,
+        into.positions, into.out_cache_loc, buffers.token_ids,
         batch, tree.token_ids.shape[1], buffers.max_batch, max_rows, buffers.pad_slot,
-        BATCH=triton.next_power_of_2(max(batch, 1)), MAX_BATCH=triton.next_power_of_2(buffers.max_batch + 1), BLOCK=ROWS,
+        BATCH=padded_batch, MAX_BATCH=triton.next_power_of_2(buffers.max_batch + 1), BLOCK=ROWS,
     )  # fmt: skip
     _copy(layout.kv_indices, layout.kv_indptr[-1:], into.kv_indices)
-    _copy(mask.allowed.view(torch.uint8), layout.mask_indptr[-1:], buffers.mask.allowed.view(torch.uint8))
+    _copy(
+        mask.allowed.view(torch.uint8),
+        layout.mask_indptr[-1:],
+        buffers.mask.allowed.view(torch.uint8),
+    )
 
 
 def _copy(content: Tensor, length: Tensor, buffer: Tensor) -> None:

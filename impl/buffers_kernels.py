@@ -20,10 +20,20 @@ def fill_rows_kernel(
     has_query = b < batch
     row = query - tl.load(qo_indptr + b, mask=has_query, other=0)
     is_row = query < max_rows
-    token = tl.load(tree_token_ids + row_offset(b.to(tl.int64), rows, row), mask=has_query & (row < rows), other=0)
+    token = tl.load(
+        tree_token_ids + row_offset(b.to(tl.int64), rows, row),
+        mask=has_query & (row < rows),
+        other=0,
+    )
     tl.store(into_token_ids + query, token, mask=is_row)
-    tl.store(into_positions + query, tl.load(positions + query, mask=has_query, other=0), mask=is_row)
-    tl.store(into_out + query, tl.load(out_cache_loc + query, mask=has_query, other=pad_slot), mask=is_row)
+    tl.store(
+        into_positions + query, tl.load(positions + query, mask=has_query, other=0), mask=is_row
+    )
+    tl.store(
+        into_out + query,
+        tl.load(out_cache_loc + query, mask=has_query, other=pad_slot),
+        mask=is_row,
+    )
     if tl.program_id(0) == 0:
         entry = tl.arange(0, MAX_BATCH)
         call = tl.minimum(entry, batch)  # the tails repeat the last value

@@ -39,10 +39,21 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
     """
     batch, width = acceptance.nodes.shape
     require(kv.page_size >= 1, f"page_size is {kv.page_size}; the least is 1")
-    require(len(kv.keys) == len(kv.values), f"{len(kv.keys)} key pools, {len(kv.values)} value pools")
-    require(kv.slot_table.shape[0] >= batch, f"slot_table has {kv.slot_table.shape[0]} requests, the acceptance {batch}")
-    require(kv.slot_table.stride(1) == 1, f"slot_table has strides {kv.slot_table.stride()}; its entries must lie side by side")
-    require(layout.qo_indptr.numel() > batch, f"the layout has {layout.qo_indptr.numel() - 1} requests, the acceptance {batch}")
+    require(
+        len(kv.keys) == len(kv.values), f"{len(kv.keys)} key pools, {len(kv.values)} value pools"
+    )
+    require(
+        kv.slot_table.shape[0] >= batch,
+        f"slot_table has {kv.slot_table.shape[0]} requests, the acceptance {batch}",
+    )
+    require(
+        kv.slot_table.stride(1) == 1,
+        f"slot_table has strides {kv.slot_table.stride()}; its entries must lie side by side",
+    )
+    require(
+        layout.qo_indptr.numel() > batch,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the acceptance {batch}",
+    )
     pools = (*kv.keys, *kv.values)
     moves = kv.page_size > 1 and bool(pools)
     row_words = _row_words(pools) if moves else 0
@@ -74,10 +85,20 @@ def _row_words(pools: tuple[Tensor, ...]) -> int:
     """Return the 4-byte words of one slot's row, refusing pools that are not alike."""
     first = pools[0]
     for pool in pools:
-        require(pool.shape[1:] == first.shape[1:] and pool.dtype == first.dtype, f"one pool has rows of {list(first.shape[1:])} {first.dtype}, another of {list(pool.shape[1:])} {pool.dtype}")
-        require(pool.is_contiguous(), f"a pool of shape {list(pool.shape)} has strides {pool.stride()}; pools must be contiguous")
+        require(
+            pool.shape[1:] == first.shape[1:] and pool.dtype == first.dtype,
+            f"one pool has rows of {list(first.shape[1:])} {first.dtype}, "
+            f"another of {list(pool.shape[1:])} {pool.dtype}",
+        )
+        require(
+            pool.is_contiguous(),
+            f"a pool of shape {list(pool.shape)} has strides {pool.stride()}; pools must be contiguous",
+        )
     row_bytes = first[0].numel() * first.element_size()
-    require(row_bytes % 4 == 0, f"a slot's row takes {row_bytes} bytes; it must be a whole number of 4-byte words")
+    require(
+        row_bytes % 4 == 0,
+        f"a slot's row takes {row_bytes} bytes; it must be a whole number of 4-byte words",
+    )
     return row_bytes // 4
 
 

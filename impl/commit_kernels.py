@@ -33,7 +33,9 @@ def commit_slots_kernel(
         is_this = (node[:, None] == row[None, :]) & is_step[:, None]
         is_accepted = tl.max(is_this.to(tl.int32), axis=0) != 0
         as_step = tl.sum(tl.where(is_this, step[:, None], 0), axis=0)
-        accepted_before = tl.sum(((node[:, None] < row[None, :]) & is_step[:, None]).to(tl.int32), axis=0)
+        accepted_before = tl.sum(
+            ((node[:, None] < row[None, :]) & is_step[:, None]).to(tl.int32), axis=0
+        )
         into = tl.where(is_accepted, as_step, count + row - accepted_before)
         held = written
         tl.debug_barrier()  # all slots have been read

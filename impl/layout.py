@@ -45,10 +45,22 @@ def plan_verify(
     """
     batch, rows = tree.token_ids.shape
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
-    require(prefix_lens.shape == (batch,), f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests")
-    require(slot_table.ndim == 2 and slot_table.shape[0] == batch, f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]")
-    require(slot_table.stride(1) == 1, f"slot_table has strides {slot_table.stride()}; its entries must lie side by side")
-    require(q_lens is None or q_lens.shape == (batch,), f"q_lens has shape {list(q_lens.shape) if q_lens is not None else None}; the tree has {batch} requests")
+    require(
+        prefix_lens.shape == (batch,),
+        f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests",
+    )
+    require(
+        slot_table.ndim == 2 and slot_table.shape[0] == batch,
+        f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]",
+    )
+    require(
+        slot_table.stride(1) == 1,
+        f"slot_table has strides {slot_table.stride()}; its entries must lie side by side",
+    )
+    require(
+        q_lens is None or q_lens.shape == (batch,),
+        f"q_lens has shape {None if q_lens is None else list(q_lens.shape)}; the tree has {batch} requests",
+    )
     max_context = slot_table.shape[1]
 
     def new(size: int, dtype: torch.dtype) -> Tensor:

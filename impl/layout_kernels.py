@@ -36,7 +36,9 @@ def plan_kernel(
     for first in range(share * BLOCK, prefix_len, tl.num_programs(1) * BLOCK):
         entry = first + tl.arange(0, BLOCK)
         slot = tl.load(slots + entry, mask=entry < tl.minimum(prefix_len, max_context), other=-1)
-        tl.store(kv_indices + kv_start + entry, slot, mask=entry < tl.minimum(prefix_len, max_context))
+        tl.store(
+            kv_indices + kv_start + entry, slot, mask=entry < tl.minimum(prefix_len, max_context)
+        )
 
     if share == 0:
         q_start = tl.sum(tl.where(is_before, width, 0), axis=0)
@@ -55,7 +57,9 @@ def plan_kernel(
         row = tl.arange(0, ROWS)
         is_row = row < rows
         has_query = is_row & (row < q_len)
-        depth = tl.load(depths + row_offset(b.to(tl.int64), rows, row), mask=has_query, other=0).to(tl.int64)
+        depth = tl.load(depths + row_offset(b.to(tl.int64), rows, row), mask=has_query, other=0).to(
+            tl.int64
+        )
         entry = kv_len(prefix_len, row)
         slot = tl.load(slots + entry, mask=has_query & (entry < max_context), other=-1)
         # Rows without a query fill the tail: those of earlier requests come first.

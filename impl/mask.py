@@ -17,7 +17,7 @@ from ddtree.spec.contracts import (
     VerifyLayout,
 )
 from ddtree.spec.errors import require
-from ddtree.spec.index import bit_words, kv_len, packed_len
+from ddtree.spec.index import bit_words, kv_len, mask_len, packed_len
 from ddtree.spec.mask import Form
 from ddtree.spec.public import public
 
@@ -55,7 +55,10 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
         InputError: an unknown form or a layout of another batch.
     """
     batch, rows = tree.parents.shape
-    require(layout.qo_indptr.numel() == batch + 1, f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}")
+    require(
+        layout.qo_indptr.numel() == batch + 1,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+    )
     num_queries, num_words = layout.positions.numel(), bit_words(layout.max_q_len)
     bits = BitMask(tree.parents.new_empty((num_queries, num_words)))
     if num_queries:
@@ -111,7 +114,7 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
         if num_queries:
             write_rows_kernel[(num_queries, max(1, min(32, shares)))](
                 source, byte_indptr, *indptrs, out,
-                batch, num_queries, mask_rows, mask_cols, out_rows, out_cols,
+                batch, mask_rows, mask_cols, out_rows, out_cols,
                 FORM=source_form, TO=form, BATCH=padded_batch, BLOCK=BLOCK,
             )  # fmt: skip
 
@@ -122,9 +125,12 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
             write(flat.view(torch.uint8), 0, 0, shares)
             return FlatMask(flat)
         case "packed":
-            packed = PackedMask(zeros(packed_len(most_bits) + batch, torch.uint8), zeros(batch + 1, torch.int64))
+            packed = PackedMask(
+                zeros(packed_len(most_bits) + batch, torch.uint8), zeros(batch + 1, torch.int64)
+            )
+            byte_shares = triton.cdiv(mask_len(max_prefix, rows), 8 * BLOCK)
             if batch:
-                packed_kernel[(batch, max(1, min(256, triton.cdiv(rows * kv_len(max_prefix, rows), 8 * BLOCK))))](
+                packed_kernel[(batch, max(1, min(256, byte_shares)))](
                     source, byte_indptr, *indptrs, packed.packed, packed.byte_indptr,
                     batch, mask_rows, mask_cols,
                     FORM=source_form, BATCH=padded_batch, BLOCK=BLOCK // 8,
@@ -132,7 +138,9 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
             return packed
         case "dense":
             columns = kv_len(max_prefix, rows)
-            bias = zeros((batch, 1, rows, columns), torch.float32).fill_(torch.finfo(torch.float32).min)
+            bias = zeros((batch, 1, rows, columns), torch.float32).fill_(
+                torch.finfo(torch.float32).min
+            )
             bias[:, 0, :, max_prefix:].diagonal(dim1=1, dim2=2).zero_()
             write(bias, rows, columns, shares)
             return DenseMask(bias)

@@ -64,28 +64,30 @@ def is_visible(
     """
     if FORM == "flat":
         at = mask_offset(tl.load(mask_indptr + b), row, col, prefix_len, q_len)
-        return tl.load(mask + at, mask=wanted, other=0) != 0
+        seen = tl.load(mask + at, mask=wanted, other=0) != 0
     elif FORM == "packed":
         bit = tl.where(wanted, mask_offset(0, row, col, prefix_len, q_len), 0)
         byte = tl.load(mask + packed_byte(tl.load(byte_indptr + b), bit), mask=wanted, other=0)
-        return ((byte.to(tl.int32) >> packed_shift(bit).to(tl.int32)) & 1) != 0
+        seen = ((byte.to(tl.int32) >> packed_shift(bit).to(tl.int32)) & 1) != 0
     elif FORM == "dense":
         tree_start = mask_cols - mask_rows
         entry = tl.where(col < prefix_len, col, tree_col(tree_start, col - prefix_len))
         line = row_offset(row_offset(b.to(tl.int64), mask_rows, row), mask_cols, entry)
-        return (tl.load(mask + line, mask=wanted, other=1.0) == 0) & wanted
+        seen = tl.load(mask + line, mask=wanted, other=1.0) == 0
     else:
         in_tree = wanted & (col >= prefix_len)
         node = tl.where(in_tree, col - prefix_len, 0)
-        word = tl.load(mask + row_offset(query.to(tl.int64), mask_cols, bit_word(node)), mask=in_tree, other=-1)
-        return (((word >> bit_shift(node).to(tl.int32)) & 1) != 0) & wanted
+        at = row_offset(query.to(tl.int64), mask_cols, bit_word(node))
+        word = tl.load(mask + at, mask=in_tree, other=-1)
+        seen = ((word >> bit_shift(node).to(tl.int32)) & 1) != 0
+    return seen & wanted
 
 
 @triton.jit
 def write_rows_kernel(
     mask, byte_indptr,  # in any form
     qo_indptr, kv_indptr, mask_indptr, out,
-    batch, num_queries, mask_rows, mask_cols, out_rows, out_cols,
+    batch, mask_rows, mask_cols, out_rows, out_cols,
     FORM: tl.constexpr, TO: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write one query row of the flat, dense or bits form; programs of axis 1 share its columns."""
@@ -105,7 +107,9 @@ def write_rows_kernel(
                     mask, byte_indptr, mask_indptr, b, query, row, tree_col(prefix_len, node), prefix_len, q_len,
                     node < q_len, mask_rows, mask_cols, FORM,
                 )  # fmt: skip
-                bits = tl.sum(seen.to(tl.int32) << bit_shift(node), axis=0)  # distinct bits: no carry
+                bits = tl.sum(
+                    seen.to(tl.int32) << bit_shift(node), axis=0
+                )  # distinct bits: no carry
                 tl.store(out + row_offset(query.to(tl.int64), out_cols, word), bits)
         else:
             for begin in range(first, width, step):
@@ -121,7 +125,9 @@ def write_rows_kernel(
                     tree_start = out_cols - out_rows
                     entry = tl.where(col < prefix_len, col, tree_col(tree_start, col - prefix_len))
                     line = row_offset(row_offset(b.to(tl.int64), out_rows, row), out_cols, entry)
-                    tl.store(out + line, tl.where(seen, 0.0, -3.4028234663852886e38), mask=col < width)
+                    tl.store(
+                        out + line, tl.where(seen, 0.0, -3.4028234663852886e38), mask=col < width
+                    )
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """A whole round on the device, and the same round captured once in a CUDA graph."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -87,7 +87,7 @@ def verify_round(
     tree = build_tree(draft_log_probs, root_token_ids, budget, topk)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     form: Form = "flat" if buffers is not None else getattr(target, "mask_form", "flat")
-    mask = tree_mask(tree, layout, form)
+    mask: Any = tree_mask(tree, layout, form)
     if buffers is not None:
         buffers.fill(tree, layout, mask)
         layout, mask = buffers.layout, buffers.mask
@@ -159,7 +159,10 @@ class RoundGraph:
             dtype: of the draft's log-probs.
         """
         device = target.slot_table.device
-        require(target.slot_table.shape[0] == max_batch, f"the target's slot_table has {target.slot_table.shape[0]} requests; max_batch is {max_batch}")
+        require(
+            target.slot_table.shape[0] == max_batch,
+            f"the target's slot_table has {target.slot_table.shape[0]} requests; max_batch is {max_batch}",
+        )
         self.draft_log_probs = torch.zeros((max_batch, horizon, vocab), dtype=dtype, device=device)
         self.root_token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self.prefix_lens = torch.full((max_batch,), -1, dtype=torch.int32, device=device)

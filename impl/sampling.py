@@ -33,7 +33,9 @@ def first_argmax(logits: Float[Tensor, "T vocab"]) -> Int64[Tensor, " T"]:
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
         splits = keys.shape[1]
-        combine_argmax_kernel[(logits.shape[0],)](keys, ids, splits, SPLITS=triton.next_power_of_2(splits), num_warps=1)
+        combine_argmax_kernel[(logits.shape[0],)](
+            keys, ids, splits, SPLITS=triton.next_power_of_2(splits), num_warps=1
+        )
     return ids
 
 
@@ -53,9 +55,15 @@ def sample_rows(
     Raises:
         InputError: sampling parameters that define no distribution.
     """
-    require(0 <= temperature < float("inf"), f"temperature is {temperature}; it must be finite and at least 0 (0: greedy)")
+    require(
+        0 <= temperature < float("inf"),
+        f"temperature is {temperature}; it must be finite and at least 0 (0: greedy)",
+    )
     require(top_k is None or top_k >= 1, f"top_k is {top_k}; the least is 1 (None: all tokens)")
-    require(top_p is None or 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)")
+    require(
+        top_p is None or 0 < top_p <= 1,
+        f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)",
+    )
     if temperature == 0:
         return first_argmax(logits)
     rows, vocab = logits.shape
@@ -105,13 +113,23 @@ def row_uniforms(sampling: Sampling, layout: VerifyLayout, batch: int) -> Float6
 
 def _split_argmax(logits: Tensor) -> Int64[Tensor, "T splits"]:
     """Return the largest key of each split of each row."""
-    require(logits.ndim == 2 and logits.shape[1] >= 1, f"logits have shape {list(logits.shape)}; expected [rows, vocab] with a token at least")
-    require(logits.stride(1) == 1, f"logits have strides {logits.stride()}; a row's logits must lie side by side")
+    require(
+        logits.ndim == 2 and logits.shape[1] >= 1,
+        f"logits have shape {list(logits.shape)}; expected [rows, vocab] with a token at least",
+    )
+    require(
+        logits.stride(1) == 1,
+        f"logits have strides {logits.stride()}; a row's logits must lie side by side",
+    )
     rows, vocab = logits.shape
-    splits = max(1, min(MAX_SPLITS, triton.cdiv(PROGRAMS, max(rows, 1)), triton.cdiv(vocab, 2 * BLOCK)))
+    splits = max(
+        1, min(MAX_SPLITS, triton.cdiv(PROGRAMS, max(rows, 1)), triton.cdiv(vocab, 2 * BLOCK))
+    )
     keys = torch.empty((rows, splits), dtype=torch.int64, device=logits.device)
     if rows:
-        split_argmax_kernel[(rows, splits)](logits, keys, vocab, logits.stride(0), BLOCK=BLOCK, num_warps=8)
+        split_argmax_kernel[(rows, splits)](
+            logits, keys, vocab, logits.stride(0), BLOCK=BLOCK, num_warps=8
+        )
     return keys
 
 

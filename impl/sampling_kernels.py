@@ -18,7 +18,8 @@ NO_KEY = tl.constexpr(-0x8000000000000000)  # below every token's key
 def order_of(logit):
     """Order-preserving int32 of a float32 logit; 0.0 and -0.0 are alike, NaN is least."""
     bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
-    return tl.where(logit == logit, bits ^ ((bits >> 31) & 0x7FFFFFFF), -0x80000000)
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return tl.where(is_nan, -0x80000000, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 @triton.jit
@@ -47,7 +48,9 @@ def weight_of(logit, peak, temperature):
 
 
 @triton.jit
-def split_argmax_kernel(logits, keys, vocab, stride, BLOCK: tl.constexpr):  # [T, vocab] -> [T, splits]
+def split_argmax_kernel(
+    logits, keys, vocab, stride, BLOCK: tl.constexpr
+):  # [T, vocab] -> [T, splits]
     """Largest key of one split of one row."""
     query, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     length = chunk_len(vocab, splits, BLOCK)
@@ -55,7 +58,9 @@ def split_argmax_kernel(logits, keys, vocab, stride, BLOCK: tl.constexpr):  # [T
     best = tl.full([BLOCK], NO_KEY, tl.int64)
     for first in range(start, tl.minimum(start + length, vocab), BLOCK):
         token = first + tl.arange(0, BLOCK)
-        logit = tl.load(logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf"))
+        logit = tl.load(
+            logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")
+        )
         key = tl.where(token < vocab, key_of(logit.to(tl.float32), token), NO_KEY)
         best = tl.maximum(best, key)
     tl.store(keys + row_offset(query, splits, split), tl.max(best, axis=0))
@@ -70,7 +75,9 @@ def combine_argmax_kernel(keys, ids, splits, SPLITS: tl.constexpr):  # [T, split
 
 
 @triton.jit
-def measure(row, vocab, bound, least, peak, temperature, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+def measure(
+    row, vocab, bound, least, peak, temperature, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr
+):
     """Count, or weigh, the tokens whose order is at least ``bound`` and whose key at least ``least``."""
     total = tl.zeros([BLOCK], tl.float64)
     for first in range(0, vocab, BLOCK):
@@ -78,7 +85,9 @@ def measure(row, vocab, bound, least, peak, temperature, BY_WEIGHT: tl.constexpr
         logit = tl.load(row + token, mask=token < vocab, other=float("nan")).to(tl.float32)
         is_in = (token < vocab) & (order_of(logit) >= bound) & (key_of(logit, token) >= least)
         if BY_WEIGHT:
-            total += tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
+            total += tl.where(
+                is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0
+            )
         else:
             total += is_in.to(tl.float64)
     return tl.sum(total, axis=0)
@@ -102,9 +111,13 @@ def cut(row, vocab, goal, least, peak, temperature, BY_WEIGHT: tl.constexpr, BLO
     for first in range(0, vocab, BLOCK):
         token = first + tl.arange(0, BLOCK)
         logit = tl.load(row + token, mask=token < vocab, other=float("nan")).to(tl.float32)
-        equal = ((token < vocab) & (order_of(logit) == bound) & (key_of(logit, token) >= least)).to(tl.int32)
+        equal = ((token < vocab) & (order_of(logit) == bound) & (key_of(logit, token) >= least)).to(
+            tl.int32
+        )
         rank = before + tl.cumsum(equal, axis=0) - equal
-        last = tl.maximum(last, tl.max(tl.where((equal != 0) & (rank < room), token, 0), axis=0).to(tl.int64))
+        last = tl.maximum(
+            last, tl.max(tl.where((equal != 0) & (rank < room), token, 0), axis=0).to(tl.int64)
+        )
         before += tl.sum(equal, axis=0)
     return (bound << 32) | (0xFFFFFFFF - last)
 
@@ -151,7 +164,9 @@ def split_weight_kernel(
     total = tl.zeros([BLOCK], tl.float64)
     for first in range(start, tl.minimum(start + length, vocab), BLOCK):
         token = first + tl.arange(0, BLOCK)
-        logit = tl.load(logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")).to(tl.float32)
+        logit = tl.load(
+            logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")
+        ).to(tl.float32)
         is_in = (token < vocab) & (key_of(logit, token) >= least)
         total += tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
     tl.store(weights + row_offset(query, splits, split), tl.sum(total, axis=0))
@@ -188,7 +203,9 @@ def sample_kernel(
     last = tl.full([], 0, tl.int32)
     for first in range(start, tl.minimum(start + length, vocab), BLOCK):
         token = first + tl.arange(0, BLOCK)
-        logit = tl.load(logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")).to(tl.float32)
+        logit = tl.load(
+            logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")
+        ).to(tl.float32)
         is_in = (token < vocab) & (key_of(logit, token) >= least)
         here = tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
         exceeds = (running + tl.cumsum(here, axis=0) > goal) & (here > 0)
@@ -214,4 +231,6 @@ def uniform_kernel(
     low, high = at.to(tl.uint32), (at >> 32).to(tl.uint32)
     word0, word1, _, _ = tl.philox(seed, low, high, zero, zero, 10)
     bits = (word0.to(tl.int64) << 21) | (word1.to(tl.int64) >> 11)
-    tl.store(uniforms + query, bits.to(tl.float64) * 1.1102230246251565e-16, mask=query < num_queries)
+    tl.store(
+        uniforms + query, bits.to(tl.float64) * 1.1102230246251565e-16, mask=query < num_queries
+    )

@@ -48,11 +48,22 @@ def build_tree(
     """
     require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
     require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
-    require(draft_log_probs.ndim == 3, f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]")
+    require(
+        draft_log_probs.ndim == 3,
+        f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]",
+    )
     batch, horizon, vocab = draft_log_probs.shape
     require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
-    require(root_token_ids.shape == (batch,), f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], one root for each request of draft_log_probs")
-    require(budget <= MAX_BUDGET and horizon <= MAX_HORIZON, f"budget is {budget} and horizon {horizon}; the kernels are made for at most {MAX_BUDGET} and {MAX_HORIZON}")
+    require(
+        root_token_ids.shape == (batch,),
+        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], "
+        "one root for each request of draft_log_probs",
+    )
+    require(
+        budget <= MAX_BUDGET and horizon <= MAX_HORIZON,
+        f"budget is {budget} and horizon {horizon}; "
+        f"the kernels are made for at most {MAX_BUDGET} and {MAX_HORIZON}",
+    )
     kept = min(budget if topk is None else topk, budget, vocab)
 
     q_len = q_len_of(budget)
@@ -68,7 +79,7 @@ def build_tree(
         draft_log_probs.new_empty(batch, dtype=torch.int32),
     )
     if batch:
-        log_probs, ids = _ranked(draft_log_probs, kept)
+        log_probs, ids = ranked(draft_log_probs, kept)
         best_first_kernel[(batch,)](
             root_token_ids.contiguous(), log_probs, ids,
             tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
@@ -79,7 +90,7 @@ def build_tree(
     return tree
 
 
-def _ranked(draft_log_probs: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def ranked(draft_log_probs: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     """Return each depth's ``kept`` likeliest tokens in rank order: log-probs (-inf: none), ids."""
     batch, horizon, vocab = draft_log_probs.shape
     shape = (batch, horizon, kept)
@@ -116,7 +127,7 @@ def _group_size(vocab: int, kept: int) -> int:
     """Return the group size that makes the two selections, of groups and in groups, smallest."""
 
     def work(group: int) -> int:
-        groups = triton.next_power_of_2(triton.cdiv(vocab, group))
-        return groups + triton.next_power_of_2(kept) * group
+        groups: int = triton.next_power_of_2(triton.cdiv(vocab, group))
+        return groups + int(triton.next_power_of_2(kept)) * group
 
     return min((8, 16, 32, 64, 128, 256), key=work)

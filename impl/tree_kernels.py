@@ -83,7 +83,11 @@ def rank_kernel(
 
     # The groups worth looking at, ascending.
     group = tl.arange(0, NUM_GROUPS)
-    largest = tl.load(group_maxima + row_offset(line, num_groups, group), mask=group < num_groups, other=float("-inf"))
+    largest = tl.load(
+        group_maxima + row_offset(line, num_groups, group),
+        mask=group < num_groups,
+        other=float("-inf"),
+    )
     chosen, place = place_smallest(cost_of(largest), kept)
     tl.store(groups + scratch + place, group, mask=chosen)
     num_chosen = tl.sum(chosen.to(tl.int32), axis=0)
@@ -109,11 +113,17 @@ def rank_kernel(
     rank = tl.zeros([KEPT], tl.int32)
     for first in range(0, num_chosen, TILE):
         other = first + tl.arange(0, TILE)
-        rival = tl.load(unsorted + scratch + other, mask=other < num_chosen, other=0x7FFFFFFFFFFFFFFF)
+        rival = tl.load(
+            unsorted + scratch + other, mask=other < num_chosen, other=0x7FFFFFFFFFFFFFFF
+        )
         rank += tl.sum((rival[:, None] < key[None, :]).to(tl.int32), axis=0)
     magnitude = (key >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     rank = tl.where(mine < num_chosen, rank, mine)
-    tl.store(ranked_log_probs + scratch + rank, tl.where(mine < num_chosen, -magnitude, float("-inf")), mask=mine < kept)
+    tl.store(
+        ranked_log_probs + scratch + rank,
+        tl.where(mine < num_chosen, -magnitude, float("-inf")),
+        mask=mine < kept,
+    )
     tl.store(ranked_ids + scratch + rank, (key & 0xFFFFFFFF).to(tl.int32), mask=mine < kept)
 
 
@@ -149,7 +159,9 @@ def score_cost(score):
 def child_score(log_probs, depth, rank, horizon, kept, score):
     """Score of a node's child of that rank; -inf where there is none."""
     exists = (depth < horizon) & (rank < kept)
-    return score + tl.load(log_probs + row_offset(depth, kept, rank), mask=exists, other=float("-inf")).to(tl.float64)
+    return score + tl.load(
+        log_probs + row_offset(depth, kept, rank), mask=exists, other=float("-inf")
+    ).to(tl.float64)
 
 
 @triton.jit
@@ -216,14 +228,20 @@ def best_first_kernel(
         depth = tl.load(depths + parent) + 1
         score = tl.load(next_scores + parent)
         code = tl.load(next_codes + parent)
-        sibling = child_score(ranked_log_probs, depth - 1, rank + 1, horizon, kept, tl.load(scores + parent))
+        sibling = child_score(
+            ranked_log_probs, depth - 1, rank + 1, horizon, kept, tl.load(scores + parent)
+        )
         child = child_score(ranked_log_probs, depth, 0, horizon, kept, score)
         sibling_code = extend_code(tl.load(codes + parent), rank + 1)
-        cost = tl.where(slot == parent, score_cost(sibling), tl.where(slot == node, score_cost(child), cost))
+        cost = tl.where(
+            slot == parent, score_cost(sibling), tl.where(slot == node, score_cost(child), cost)
+        )
         best = tl.min(cost, axis=0)
 
         tl.debug_barrier()  # everything about the parent has been read
-        tl.store(token_ids + node, tl.load(ranked_ids + row_offset(depth - 1, kept, rank)).to(tl.int64))
+        tl.store(
+            token_ids + node, tl.load(ranked_ids + row_offset(depth - 1, kept, rank)).to(tl.int64)
+        )
         tl.store(parents + node, parent)
         tl.store(depths + node, depth)
         tl.store(scores + node, score)

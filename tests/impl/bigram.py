@@ -48,7 +48,9 @@ class BigramTarget:
     def forward(self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask) -> Tensor:
         """Write each row's KV and return its logits."""
         tokens = row_tokens(tree, layout)
-        slots = torch.where(layout.out_cache_loc < 0, self.kv.keys[0].shape[0] - 1, layout.out_cache_loc)
+        slots = torch.where(
+            layout.out_cache_loc < 0, self.kv.keys[0].shape[0] - 1, layout.out_cache_loc
+        )
         for layer, (keys, values) in enumerate(zip(self.kv.keys, self.kv.values, strict=True)):
             code = (1000 * (layer + 1) + 31 * tokens + layout.positions).float()
             keys[slots] = code[:, None, None].expand(-1, HEADS, HEAD_DIM)
@@ -63,7 +65,9 @@ class BigramTarget:
 def row_tokens(tree: DraftTree, layout: VerifyLayout) -> Tensor:
     """Return the input token of each query row."""
     batch, rows = tree.token_ids.shape
-    query = torch.arange(layout.positions.numel(), device=layout.positions.device, dtype=torch.int32)
+    query = torch.arange(
+        layout.positions.numel(), device=layout.positions.device, dtype=torch.int32
+    )
     b = torch.searchsorted(layout.qo_indptr[1:], query, right=True).clamp(max=batch - 1)
     row = (query - layout.qo_indptr[b]).clamp(0, rows - 1)
     return tree.token_ids[b, row.long()]

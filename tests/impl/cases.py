@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.spec import Acceptance, Budget, DraftTree, Horizon, PagedKV, VerifyLayout
-from ddtree.spec.mask import read_mask
+from ddtree.spec.mask import Form, read_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = ("normal", "grid", "flat", "sparse", "zeros", "huge", "half", "bfloat16")
-FORMS = ("bits", "flat", "packed", "dense")
+FORMS: tuple[Form, ...] = ("bits", "flat", "packed", "dense")
 T = TypeVar("T")
 Named = dict[str, Tensor]
 
@@ -183,7 +183,10 @@ def run_convert_mask(package: ModuleType, c: Case) -> Named:
     """Every form from every other."""
     found: Named = {}
     for form in FORMS:
-        mask = moved(spec.tree_mask(moved(c.tree, "cpu"), moved(c.layout, "cpu"), form), str(c.tree.parents.device))
+        mask = moved(
+            spec.tree_mask(moved(c.tree, "cpu"), moved(c.layout, "cpu"), form),
+            str(c.tree.parents.device),
+        )
         for to in FORMS:
             converted = package.convert_mask(mask, c.layout, to)
             found |= mask_matrices(converted, c.layout, f"{to} from {form}")
@@ -239,6 +242,8 @@ def differences(name: str, c: Case) -> list[str]:
 def _difference(key: str, found: Tensor, expected: Tensor) -> list[str]:
     """Say where two tensors differ, with coordinates."""
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-        return [f"{key}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}"]
+        return [
+            f"{key}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}"
+        ]
     where = (found != expected).nonzero()[:3].tolist()
     return [f"{key}{at}: {found[tuple(at)]} for {expected[tuple(at)]}" for at in where]

@@ -46,7 +46,14 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     uniforms = row_uniforms(spec.Sampling(seed=3), layout, batch)
     for temperature, top_k, top_p in ((0.0, None, None), (0.7, None, None), (0.7, 20, 0.9)):
         acceptance = impl.accept_sampled(
-            tree, logits, layout, HORIZON, uniforms, temperature=temperature, top_k=top_k, top_p=top_p
+            tree,
+            logits,
+            layout,
+            HORIZON,
+            uniforms,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
         )
     new_tokens(tree, acceptance)
     pools = tuple(torch.empty(64, 8, 128, dtype=torch.bfloat16) for _ in range(2))

@@ -50,7 +50,8 @@ def compiled_for(capability: int) -> Iterator[list[Compiled]]:
     """Compile each launch for a GPU of that compute capability (80, 90, 100); nothing runs."""
     found: list[Compiled] = []
 
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        del kwargs["grid"], kwargs["warmup"]
         found.append(_compile(kernel, args, kwargs, GPUTarget("cuda", capability, 32)))
 
     with patch.object(JITFunction, "run", run):

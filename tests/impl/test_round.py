@@ -53,7 +53,10 @@ def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
         table.to(DEVICE), slots.clone().to(DEVICE), num_slots, page_size, impl.commit_kv
     )
     reference = BigramTarget(table, slots[:used].clone(), num_slots, page_size, spec.commit_kv)
-    buffers = [p.VerifyBuffers(used + 2, budget + 3, CONTEXT, device=d) for p, d in ((impl, DEVICE), (spec, "cpu"))]
+    buffers = [
+        p.VerifyBuffers(used + 2, budget + 3, CONTEXT, device=d)
+        for p, d in ((impl, DEVICE), (spec, "cpu"))
+    ]
     fouled(buffers[0])
     found = impl.verify_round(
         log_probs.to(DEVICE), roots.to(DEVICE), prefix_lens.to(DEVICE), target, Budget(budget),
@@ -74,7 +77,9 @@ def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
     assert (found.acceptance.nodes[used] == -1).all() and (found.token_ids[used] == -1).all()
     assert torch.equal(target.slot_table[:used].cpu(), reference.slot_table)
     assert torch.equal(target.slot_table[used].cpu(), slots[used])
-    pools = zip(target.kv.keys + target.kv.values, reference.kv.keys + reference.kv.values, strict=True)
+    pools = zip(
+        target.kv.keys + target.kv.values, reference.kv.keys + reference.kv.values, strict=True
+    )
     for pool, known in pools:  # the last slot takes what is not written
         assert torch.equal(pool[:-1].cpu().nan_to_num(-1), known[:-1].nan_to_num(-1))
     if buffered:
@@ -102,7 +107,9 @@ def test_buffers_refuse_what_their_sizes_rule_out() -> None:
     call = moved((c.tree, c.layout, spec.tree_mask(c.tree, c.layout, "flat")), DEVICE)
     with pytest.raises(InputError, match="batch is 2; the buffers were made for 1"):
         impl.VerifyBuffers(1, 99, 99, device=DEVICE).fill(*call)
-    with pytest.raises(InputError, match=f"max_q_len is {c.layout.max_q_len}; the buffers were made for 2"):
+    with pytest.raises(
+        InputError, match=f"max_q_len is {c.layout.max_q_len}; the buffers were made for 2"
+    ):
         impl.VerifyBuffers(3, 2, 99, device=DEVICE).fill(*call)
 
 
