@@ -17,8 +17,12 @@ from ddtree.spec.public import public
 MAX_BUDGET = 1024
 MAX_HORIZON = 35
 """Longest paths whose codes fit 57 bits at the largest budget (``tree_kernels.extend_code``)."""
-TOKENS_PER_PROGRAM = 8192
+TOKENS_PER_PROGRAM = 4096
 """Tokens that one program of the first pass over the vocabulary reads."""
+LISTED_FROM = 1
+"""Least budget at which paths are listed and sorted instead of popped one by one."""
+BINS = 128
+"""Bins of cost in which paths are counted."""
 
 
 @public
@@ -80,14 +84,32 @@ def build_tree(
     )
     if batch:
         log_probs, ids = ranked(draft_log_probs, kept)
-        best_first_kernel[(batch,)](
-            root_token_ids.contiguous(), log_probs, ids,
-            tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
-            new(torch.int32), new(torch.float64), new(torch.int64), new(torch.int64),
-            budget, horizon, kept,
-            SLOTS=triton.next_power_of_2(max(budget, 1)), num_warps=1 if budget <= 256 else 4,
-        )  # fmt: skip
+        _best_first(tree, root_token_ids.contiguous(), log_probs, ids)
     return tree
+
+
+def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids: Tensor) -> None:
+    """Fill the trees from each depth's ranked candidates ``[B, horizon, kept]``."""
+    batch, q_len = tree.token_ids.shape
+    horizon, kept = ids.shape[1:]
+    budget = q_len - 1
+    paths = triton.next_power_of_2(q_len + budget // 2)
+    width = max(paths, BINS)
+    padded_kept = triton.next_power_of_2(max(kept, 1))
+    best_first_kernel[(batch,)](
+        root_token_ids, log_probs, ids,
+        tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
+        log_probs.new_empty((batch, paths), dtype=torch.float64),
+        log_probs.new_empty((batch, 2, paths), dtype=torch.int64),
+        log_probs.new_empty((batch, 6, width), dtype=torch.int32),
+        budget, horizon, kept,
+        LISTED=LISTED_FROM <= budget and horizon > 0,
+        SLOTS=triton.next_power_of_2(max(budget, 1)),
+        KEPT=padded_kept, KEPT_BITS=padded_kept.bit_length(),
+        PATHS=paths, PATH_BITS=paths.bit_length() - 1, WIDTH=width,
+        DEPTHS=triton.next_power_of_2(max(horizon, 1)), BINS=BINS,
+        num_warps=4,
+    )  # fmt: skip
 
 
 def ranked(draft_log_probs: Tensor, kept: int) -> tuple[Tensor, Tensor]:
@@ -117,8 +139,8 @@ def ranked(draft_log_probs: Tensor, kept: int) -> tuple[Tensor, Tensor]:
         draft_log_probs, maxima,
         torch.empty_like(ids), torch.empty_like(ids, dtype=torch.int64), log_probs, ids,
         vocab, num_groups, kept, horizon, *strides,
-        GROUP=group, NUM_GROUPS=padded_groups, KEPT=padded_kept, TILE=16,
-        num_warps=min(32, max(4, widest // 512)),
+        GROUP=group, NUM_GROUPS=padded_groups, KEPT=padded_kept,
+        num_warps=4 if widest <= 4096 else 8,
     )  # fmt: skip
     return log_probs, ids
 
