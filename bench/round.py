@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "impl")]
 from bigram import BigramTarget  # noqa: E402
 
 from ddtree import impl, spec  # noqa: E402
+from ddtree.impl.rank import ranked  # noqa: E402
 from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
-from ddtree.impl.tree import ranked  # noqa: E402
 from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
 from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
 

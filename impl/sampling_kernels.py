@@ -10,16 +10,9 @@ import triton.language as tl
 
 from ddtree.impl.index import chunk_len, chunk_start, row_offset
 from ddtree.impl.mask_kernels import request_of
+from ddtree.impl.rank_kernels import order_of, value_of
 
 NO_KEY = tl.constexpr(-0x8000000000000000)  # below every token's key
-
-
-@triton.jit
-def order_of(logit):
-    """Order-preserving int32 of a float32 logit; 0.0 and -0.0 are alike, NaN is least."""
-    bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return tl.where(is_nan, -0x80000000, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 @triton.jit
@@ -32,13 +25,6 @@ def key_of(logit, token):
 def id_of(key):
     """The token of a key."""
     return 0xFFFFFFFF - (key & 0xFFFFFFFF)
-
-
-@triton.jit
-def logit_of(key):
-    """The float32 logit of a key."""
-    order = (key >> 32).to(tl.int32)
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -104,7 +90,7 @@ def cut(row, vocab, goal, least, peak, temperature, BY_WEIGHT: tl.constexpr, BLO
     above = measure(row, vocab, bound + 1, least, peak, temperature, BY_WEIGHT, BLOCK)
     one = tl.full([], 1.0, tl.float64)
     if BY_WEIGHT:
-        one = weight_of(logit_of(bound << 32), peak, temperature)
+        one = weight_of(value_of(bound.to(tl.int32)), peak, temperature)
     room = tl.maximum(tl.ceil((goal - above) / one), 1.0)  # how many of those equal at the bound
     before = tl.full([], 0, tl.int32)
     last = tl.full([], 0, tl.int64)
@@ -123,96 +109,156 @@ def cut(row, vocab, goal, least, peak, temperature, BY_WEIGHT: tl.constexpr, BLO
 
 
 @triton.jit
-def cut_kernel(
-    logits, keys, least_keys,  # [T, vocab], [T, splits], out [T]
-    vocab, stride, splits, temperature, top_k, top_p,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+def sample_ranked_kernel(
+    ranked_logits, ranked_ids, weights, uniforms,  # [T, kept] twice, [T, splits] or None, [T]
+    ids, is_open,  # out [T] twice
+    kept, splits, temperature, top_p,
+    KEPT: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Least key of one row that top-k and then top-p keep."""
-    query, split = tl.program_id(0).to(tl.int64), tl.arange(0, SPLITS)
-    key = tl.load(keys + row_offset(query, splits, split), mask=split < splits, other=NO_KEY)
-    peak = logit_of(tl.max(key, axis=0))
-    row = logits + query * stride
+    """Sample one row from its ``kept`` likeliest tokens.
+
+    With ``weights``, those of all tokens, the row stays open where the likeliest alone do not reach
+    top-p of them; without, the likeliest are all that there are (top-k).
+    """
+    query, rank = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
+    line = row_offset(query, kept, 0)
     temperature = tl.load(temperature)
-    least = tl.full([], NO_KEY, tl.int64)
-    if top_k is not None:
-        least = cut(row, vocab, top_k, least, peak, temperature, False, BLOCK)
+    peak = tl.load(ranked_logits + line)
+    logit = tl.load(ranked_logits + line + rank, mask=rank < kept, other=float("-inf"))
+    is_in = logit > float("-inf")
+    weight = tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
+    likeliest = tl.sum(weight, axis=0)
+    is_short = 0
     if top_p is not None:
-        lowest = tl.full([], -0x80000000, tl.int64)
-        goal = tl.load(top_p) * measure(row, vocab, lowest, least, peak, temperature, True, BLOCK)
-        least = cut(row, vocab, goal, least, peak, temperature, True, BLOCK)
-    tl.store(least_keys + query, least)
+        total = likeliest
+        if weights is not None:
+            split = tl.arange(0, SPLITS)
+            each = tl.load(
+                weights + row_offset(query, splits, split), mask=split < splits, other=0.0
+            )
+            total = tl.sum(each, axis=0)
+        goal = tl.load(top_p) * total
+        if weights is not None:
+            is_short = (likeliest < goal).to(tl.int32)
+        is_in = is_in & (tl.cumsum(weight, axis=0) - weight < goal)
+        is_in = is_in | (rank == 0)
+    count = tl.sum(is_in.to(tl.int32), axis=0)  # the first of them in rank order
+
+    # The same tokens by id; the place in rank order rides along.
+    token = tl.load(ranked_ids + line + rank, mask=rank < count, other=0x7FFFFFFF).to(tl.int64)
+    key = tl.sort(token * KEPT + rank)
+    token, rank_of = (key // KEPT).to(tl.int32), (key % KEPT).to(tl.int32)
+    is_in = rank_of < count
+    logit = tl.load(ranked_logits + line + rank_of, mask=is_in, other=peak)
+    weight = tl.where(is_in, weight_of(logit, peak, temperature), 0.0)
+    goal = tl.load(uniforms + query) * tl.sum(weight, axis=0)
+    exceeds = (tl.cumsum(weight, axis=0) > goal) & (weight > 0)
+    found = tl.min(tl.where(exceeds, token, 0x7FFFFFFF), axis=0)
+    last = tl.max(tl.where(weight > 0, token, 0), axis=0)  # rounding may leave none that exceeds
+    tl.store(ids + query, tl.minimum(found, last).to(tl.int64))
+    tl.store(is_open + query, is_short)
+
+
+@triton.jit
+def cut_kernel(
+    logits, tops, is_open, least_keys,  # [T, vocab], [T, *], [T] or None, out [T]
+    vocab, stride, top_stride, temperature, top_k, top_p,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Least key of one open row that top-k and then top-p keep."""
+    query = tl.program_id(0).to(tl.int64)
+    row = logits + query * stride
+    is_this = 1
+    if is_open is not None:
+        is_this = tl.load(is_open + query)
+    if is_this != 0:
+        peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
+        temperature = tl.load(temperature)
+        least = tl.full([], NO_KEY, tl.int64)
+        if top_k is not None:
+            least = cut(row, vocab, top_k, least, peak, temperature, False, BLOCK)
+        if top_p is not None:
+            lowest = tl.full([], -0x80000000, tl.int64)
+            total = measure(row, vocab, lowest, least, peak, temperature, True, BLOCK)
+            goal = tl.load(top_p) * total
+            least = cut(row, vocab, goal, least, peak, temperature, True, BLOCK)
+        tl.store(least_keys + query, least)
 
 
 @triton.jit
 def split_weight_kernel(
-    logits, keys, least_keys, weights,  # [T, vocab], [T, splits], [T] or None, out [T, splits]
-    vocab, stride, temperature,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, tops, is_open, least_keys, weights,  # as above, least_keys or None, out [T, splits]
+    vocab, stride, top_stride, temperature,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Weight of one split of one row, of the tokens that are kept."""
+    """Weight of one split of one open row, of the tokens that are kept."""
     query, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    every = tl.arange(0, SPLITS)
-    key = tl.load(keys + row_offset(query, splits, every), mask=every < splits, other=NO_KEY)
-    peak = logit_of(tl.max(key, axis=0))
-    least = tl.full([], NO_KEY, tl.int64)
-    if least_keys is not None:
-        least = tl.load(least_keys + query)
-    temperature = tl.load(temperature)
-    length = chunk_len(vocab, splits, BLOCK)
-    start = chunk_start(split, length)
-    total = tl.zeros([BLOCK], tl.float64)
-    for first in range(start, tl.minimum(start + length, vocab), BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        logit = tl.load(
-            logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")
-        ).to(tl.float32)
-        is_in = (token < vocab) & (key_of(logit, token) >= least)
-        total += tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
-    tl.store(weights + row_offset(query, splits, split), tl.sum(total, axis=0))
+    is_this = 1
+    if is_open is not None:
+        is_this = tl.load(is_open + query)
+    if is_this != 0:
+        row = logits + query * stride
+        peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
+        least = tl.full([], NO_KEY, tl.int64)
+        if least_keys is not None:
+            least = tl.load(least_keys + query)
+        temperature = tl.load(temperature)
+        length = chunk_len(vocab, splits, BLOCK)
+        start = chunk_start(split, length)
+        total = tl.zeros([BLOCK], tl.float64)
+        for first in range(start, tl.minimum(start + length, vocab), BLOCK):
+            token = first + tl.arange(0, BLOCK)
+            logit = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+            is_in = (token < vocab) & (key_of(logit, token) >= least)
+            total += tl.where(
+                is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0
+            )
+        tl.store(weights + row_offset(query, splits, split), tl.sum(total, axis=0))
 
 
 @triton.jit
 def sample_kernel(
-    logits, keys, least_keys, weights, uniforms,  # as above; [T]
+    logits, tops, is_open, least_keys, weights, uniforms,  # as above; [T]
     ids,  # out [T]
-    vocab, stride, splits, temperature,
+    vocab, stride, top_stride, splits, temperature,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """First token of one row at which the running weight exceeds ``uniform * total``."""
+    """First token of one open row at which the running weight exceeds ``uniform * total``."""
     query, every = tl.program_id(0).to(tl.int64), tl.arange(0, SPLITS)
-    line = row_offset(query, splits, every)
-    key = tl.load(keys + line, mask=every < splits, other=NO_KEY)
-    peak = logit_of(tl.max(key, axis=0))
-    least = tl.full([], NO_KEY, tl.int64)
-    if least_keys is not None:
-        least = tl.load(least_keys + query)
-    temperature = tl.load(temperature)
-    weight = tl.load(weights + line, mask=every < splits, other=0.0)
-    goal = tl.load(uniforms + query) * tl.sum(weight, axis=0)
+    is_this = 1
+    if is_open is not None:
+        is_this = tl.load(is_open + query)
+    if is_this != 0:
+        row = logits + query * stride
+        peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
+        least = tl.full([], NO_KEY, tl.int64)
+        if least_keys is not None:
+            least = tl.load(least_keys + query)
+        temperature = tl.load(temperature)
+        line = row_offset(query, splits, every)
+        weight = tl.load(weights + line, mask=every < splits, other=0.0)
+        goal = tl.load(uniforms + query) * tl.sum(weight, axis=0)
 
-    upto = tl.cumsum(weight, axis=0)
-    crossed = tl.min(tl.where(upto > goal, every, SPLITS), axis=0)
-    last_split = tl.max(tl.where(weight > 0, every, 0), axis=0)  # rounding may leave none crossed
-    split = tl.minimum(crossed, last_split)
-    running = tl.sum(tl.where(every < split, weight, 0.0), axis=0)
+        upto = tl.cumsum(weight, axis=0)
+        crossed = tl.min(tl.where(upto > goal, every, SPLITS), axis=0)
+        last_split = tl.max(tl.where(weight > 0, every, 0), axis=0)  # rounding may leave none
+        split = tl.minimum(crossed, last_split)
+        running = tl.sum(tl.where(every < split, weight, 0.0), axis=0)
 
-    length = chunk_len(vocab, splits, BLOCK)
-    start = chunk_start(split, length)
-    found = tl.full([], 0x7FFFFFFF, tl.int32)
-    last = tl.full([], 0, tl.int32)
-    for first in range(start, tl.minimum(start + length, vocab), BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        logit = tl.load(
-            logits + row_offset(query, stride, token), mask=token < vocab, other=float("-inf")
-        ).to(tl.float32)
-        is_in = (token < vocab) & (key_of(logit, token) >= least)
-        here = tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
-        exceeds = (running + tl.cumsum(here, axis=0) > goal) & (here > 0)
-        found = tl.minimum(found, tl.min(tl.where(exceeds, token, 0x7FFFFFFF), axis=0))
-        last = tl.maximum(last, tl.max(tl.where(here > 0, token, 0), axis=0))
-        running += tl.sum(here, axis=0)
-    tl.store(ids + query, tl.minimum(found, last).to(tl.int64))
+        length = chunk_len(vocab, splits, BLOCK)
+        start = chunk_start(split, length)
+        found = tl.full([], 0x7FFFFFFF, tl.int32)
+        last = tl.full([], 0, tl.int32)
+        for first in range(start, tl.minimum(start + length, vocab), BLOCK):
+            token = first + tl.arange(0, BLOCK)
+            logit = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+            is_in = (token < vocab) & (key_of(logit, token) >= least)
+            here = tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
+            exceeds = (running + tl.cumsum(here, axis=0) > goal) & (here > 0)
+            found = tl.minimum(found, tl.min(tl.where(exceeds, token, 0x7FFFFFFF), axis=0))
+            last = tl.maximum(last, tl.max(tl.where(here > 0, token, 0), axis=0))
+            running += tl.sum(here, axis=0)
+        tl.store(ids + query, tl.minimum(found, last).to(tl.int64))
 
 
 @triton.jit

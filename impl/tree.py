@@ -8,17 +8,16 @@ import triton
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ddtree.impl.tree_kernels import best_first_kernel, group_max_kernel, rank_kernel
+from ddtree.impl.rank import MAX_KEPT, ranked
+from ddtree.impl.tree_kernels import best_first_kernel
 from ddtree.spec.contracts import Budget, DraftTree
 from ddtree.spec.errors import require
 from ddtree.spec.index import q_len_of
 from ddtree.spec.public import public
 
-MAX_BUDGET = 1024
+MAX_BUDGET = MAX_KEPT
 MAX_HORIZON = 35
 """Longest paths whose codes fit 57 bits at the largest budget (``tree_kernels.extend_code``)."""
-TOKENS_PER_PROGRAM = 4096
-"""Tokens that one program of the first pass over the vocabulary reads."""
 LISTED_FROM = 1
 """Least budget at which paths are listed and sorted instead of popped one by one."""
 BINS = 128
@@ -103,53 +102,10 @@ def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids:
         log_probs.new_empty((batch, 2, paths), dtype=torch.int64),
         log_probs.new_empty((batch, 6, width), dtype=torch.int32),
         budget, horizon, kept,
-        LISTED=LISTED_FROM <= budget and horizon > 0,
+        LISTED=budget >= LISTED_FROM and horizon > 0,
         SLOTS=triton.next_power_of_2(max(budget, 1)),
         KEPT=padded_kept, KEPT_BITS=padded_kept.bit_length(),
         PATHS=paths, PATH_BITS=paths.bit_length() - 1, WIDTH=width,
         DEPTHS=triton.next_power_of_2(max(horizon, 1)), BINS=BINS,
         num_warps=4,
     )  # fmt: skip
-
-
-def ranked(draft_log_probs: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Return each depth's ``kept`` likeliest tokens in rank order: log-probs (-inf: none), ids."""
-    batch, horizon, vocab = draft_log_probs.shape
-    shape = (batch, horizon, kept)
-    log_probs = draft_log_probs.new_empty(shape, dtype=torch.float32)
-    ids = draft_log_probs.new_empty(shape, dtype=torch.int32)
-    if not log_probs.numel():
-        return log_probs, ids
-    if draft_log_probs.stride(2) != 1:
-        draft_log_probs = draft_log_probs.contiguous()
-    strides = draft_log_probs.stride()[:2]
-    group = _group_size(vocab, kept)
-    num_groups = triton.cdiv(vocab, group)
-    groups_per_program = min(TOKENS_PER_PROGRAM // group, triton.next_power_of_2(num_groups))
-
-    maxima = draft_log_probs.new_empty((batch, horizon, num_groups), dtype=torch.float32)
-    group_max_kernel[(triton.cdiv(num_groups, groups_per_program), horizon, batch)](
-        draft_log_probs, maxima, vocab, num_groups, horizon, *strides,
-        GROUP=group, GROUPS=groups_per_program, num_warps=8,
-    )  # fmt: skip
-
-    padded_groups, padded_kept = triton.next_power_of_2(num_groups), triton.next_power_of_2(kept)
-    widest = max(padded_groups, padded_kept * group)
-    rank_kernel[(horizon, batch)](
-        draft_log_probs, maxima,
-        torch.empty_like(ids), torch.empty_like(ids, dtype=torch.int64), log_probs, ids,
-        vocab, num_groups, kept, horizon, *strides,
-        GROUP=group, NUM_GROUPS=padded_groups, KEPT=padded_kept,
-        num_warps=4 if widest <= 4096 else 8,
-    )  # fmt: skip
-    return log_probs, ids
-
-
-def _group_size(vocab: int, kept: int) -> int:
-    """Return the group size that makes the two selections, of groups and in groups, smallest."""
-
-    def work(group: int) -> int:
-        groups: int = triton.next_power_of_2(triton.cdiv(vocab, group))
-        return groups + int(triton.next_power_of_2(kept)) * group
-
-    return min((8, 16, 32, 64, 128, 256), key=work)

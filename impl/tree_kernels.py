@@ -1,143 +1,17 @@
-"""Kernels of ``build_tree``: candidates of each depth in rank order, then best first.
+"""Kernels of ``build_tree``'s second half: the best paths of ranked candidates.
 
-Log-probs are at most 0, so the bits of ``|log-prob|`` are an integer *cost* that orders them:
-smaller is likelier, -0.0 and 0.0 are alike, and -inf (``NO_COST``) comes after every candidate.
+A path's *cost* is minus its score: 0 at best, inf where there is no path.
 """
 
 import triton
 import triton.language as tl
 
 from ddtree.impl.index import row_offset
+from ddtree.impl.rank_kernels import NO_COST, cost_of
 
-NO_COST = tl.constexpr(0x7F800000)  # the bits of inf: not a candidate
 MIN_FLOAT32 = tl.constexpr(-3.4028234663852886e38)
 LOWEST_SCORE = tl.constexpr(-1.7976931348623157e308)  # the least finite float64
-MIDPOINTS = tl.constexpr(10)
 MANY_PATHS = tl.constexpr(4096)  # counts of paths stop here
-
-
-@triton.jit
-def cost_of(log_prob):
-    """Order-preserving cost of a float32 log-prob; what is above 0, NaN or -inf has none."""
-    bits = log_prob.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    return tl.where(log_prob <= 0, bits, NO_COST)
-
-
-@triton.jit
-def cut_smallest(costs, k):
-    """Return a cost at which the k smallest (of at least k) end: they are those below it, and as
-    many of those equal to it as k leaves room for.
-
-    Bisects the range of the costs' bits; from MIDPOINTS counts on every other trial is the next cost
-    itself, which ends it early where many are equal.
-    """
-    low, high = tl.min(costs, axis=0), tl.max(costs, axis=0)
-    count = 0
-    while low < high:
-        is_next = (count >= MIDPOINTS) & (count % 2 == 0)
-        trial = low + (high - low + 1) // 2
-        if is_next:
-            trial = tl.min(tl.where(costs > low, costs, NO_COST), axis=0)
-        below = tl.sum((costs < trial).to(tl.int32), axis=0)
-        if below < k:
-            low = trial
-        else:
-            high = tl.where(is_next, low, trial - 1)
-        if below == k:
-            low = trial
-            high = trial
-        count += 1
-    return low
-
-
-@triton.jit
-def place_smallest(costs, k):
-    """Say which are the k smallest, the first ones among equals, and each one's place in order.
-
-    Returns ``(chosen, place)``; costs of ``NO_COST`` are never chosen.
-    """
-    limit = cut_smallest(costs, k)
-    below = (costs < limit).to(tl.int32)
-    equal = ((costs == limit) & (limit < NO_COST)).to(tl.int32)
-    room = k - tl.sum(below, axis=0)
-    both = below + (equal << 12)  # one scan for two: fewer than k <= 1024 lie below
-    before = tl.cumsum(both, axis=0) - both
-    below_before, equal_before = before & 4095, before >> 12
-    chosen = (below != 0) | ((equal != 0) & (equal_before < room))
-    return chosen, below_before + tl.minimum(equal_before, room)
-
-
-@triton.jit
-def group_max_kernel(
-    log_probs, group_maxima,  # [B, horizon, vocab], [B, horizon, num_groups] float32
-    vocab, num_groups, horizon, stride_b, stride_d,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Likeliest log-prob of each group of GROUP neighbouring tokens; GROUPS groups a program."""
-    b, depth = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    row = log_probs + b * stride_b + depth * stride_d
-    value = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    value = tl.where(value <= 0, value, float("-inf"))
-    into = row_offset(row_offset(b, horizon, depth), num_groups, group)
-    tl.store(group_maxima + into, tl.max(value, axis=1), mask=group < num_groups)
-
-
-@triton.jit
-def rank_kernel(
-    log_probs, group_maxima,  # [B, horizon, vocab], [B, horizon, num_groups]
-    groups, unsorted,  # scratch [B, horizon, kept] int32, int64
-    ranked_log_probs, ranked_ids,  # out [B, horizon, kept] float32, int32
-    vocab, num_groups, kept, horizon, stride_b, stride_d,
-    GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, KEPT: tl.constexpr,
-):  # fmt: skip
-    """One depth's ``kept`` likeliest tokens in rank order: log-prob descending, then id ascending.
-
-    The ``kept`` groups with the largest maxima (the first among equals) hold all of them: each such
-    group holds a token that beats every token outside. Padding: -inf.
-    """
-    depth, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    line = row_offset(b, horizon, depth)
-    scratch = row_offset(line, kept, 0)
-
-    # The groups worth looking at, ascending.
-    group = tl.arange(0, NUM_GROUPS)
-    largest = tl.load(
-        group_maxima + row_offset(line, num_groups, group),
-        mask=group < num_groups,
-        other=float("-inf"),
-    )
-    chosen, place = place_smallest(cost_of(largest), kept)
-    tl.store(groups + scratch + place, group, mask=chosen)
-    num_chosen = tl.sum(chosen.to(tl.int32), axis=0)
-    tl.debug_barrier()
-
-    # Their tokens, ascending; the likeliest kept.
-    entry = tl.arange(0, KEPT * GROUP)
-    member = entry // GROUP
-    start = tl.load(groups + scratch + member, mask=member < num_chosen, other=0) * GROUP
-    token = start + entry % GROUP
-    is_token = (member < num_chosen) & (token < vocab)
-    row = log_probs + b * stride_b + depth * stride_d
-    value = tl.load(row + token, mask=is_token, other=float("-inf")).to(tl.float32)
-    cost = cost_of(value)
-    chosen, place = place_smallest(cost, kept)
-    tl.store(unsorted + scratch + place, (cost.to(tl.int64) << 32) | token, mask=chosen)
-    num_chosen = tl.sum(chosen.to(tl.int32), axis=0)
-    tl.debug_barrier()
-
-    # In rank order; no two keys are equal.
-    mine = tl.arange(0, KEPT)
-    key = tl.load(unsorted + scratch + mine, mask=mine < num_chosen, other=0x7FFFFFFFFFFFFFFF)
-    key = tl.sort(key)
-    magnitude = (key >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    tl.store(
-        ranked_log_probs + scratch + mine,
-        tl.where(mine < num_chosen, -magnitude, float("-inf")),
-        mask=mine < kept,
-    )
-    tl.store(ranked_ids + scratch + mine, (key & 0xFFFFFFFF).to(tl.int32), mask=mine < kept)
 
 
 # The order of paths. Equal scores are ordered by rank path, so a path needs a number that orders
@@ -187,9 +61,9 @@ def tighter_limit(
     Costs above those of a depth's likeliest token are rounded up to whole bins and the counts of
     depth after depth convolved; a path is in the bin of its rounded cost or an earlier one.
     """
-    bin, rank = tl.arange(0, BINS), tl.arange(0, KEPT)
+    bucket, rank = tl.arange(0, BINS), tl.arange(0, KEPT)
     step = limit / (BINS - 2)
-    tl.store(ways + bin, (bin == 0).to(tl.int32))
+    tl.store(ways + bucket, (bucket == 0).to(tl.int32))
     tl.debug_barrier()
     within = tl.zeros([BINS], tl.int32)
     base = -tl.load(log_probs)
@@ -199,20 +73,20 @@ def tighter_limit(
         line = log_probs + row_offset(depth, kept, 0)
         excess = tl.load(line) - tl.load(line + rank, mask=rank < kept, other=float("-inf"))
         over = tl.minimum(tl.ceil(excess / step), BINS - 1.0).to(tl.int32)
-        tokens = tl.where(bin < BINS - 1, tl.histogram(over, BINS), 0)
-        rest = bin[:, None] - bin[None, :]
+        tokens = tl.where(bucket < BINS - 1, tl.histogram(over, BINS), 0)
+        rest = bucket[:, None] - bucket[None, :]
         paths = tl.sum(tl.load(ways + rest, mask=rest >= 0, other=0) * tokens[None, :], axis=1)
         tl.debug_barrier()  # all have read
-        tl.store(ways + bin, tl.minimum(paths, MANY_PATHS))
+        tl.store(ways + bucket, tl.minimum(paths, MANY_PATHS))
         tl.debug_barrier()
-        above = bin - tl.ceil(base / step).to(tl.int32)
+        above = bucket - tl.ceil(base / step).to(tl.int32)
         here = tl.load(ways + above, mask=above >= 0, other=0)
         within += here
         found = tl.sum(here, axis=0)
         depth += 1
         base -= tl.load(log_probs + row_offset(depth, kept, 0), mask=depth < horizon, other=0.0)
-    enough = (tl.cumsum(within, axis=0) >= budget) & (bin < BINS - 1)
-    least = tl.min(tl.where(enough, bin, BINS), axis=0)
+    enough = (tl.cumsum(within, axis=0) >= budget) & (bucket < BINS - 1)
+    least = tl.min(tl.where(enough, bucket, BINS), axis=0)
     return tl.minimum(limit, tl.where(least < BINS, least * step * 1.00001, limit))
 
 
@@ -319,7 +193,7 @@ def sort_paths(scores, codes, order, num_paths, PATHS: tl.constexpr):
 def score_cost(score):
     """Cost of a float64 score, rounded to float32: costs order like scores, but more of them tie."""
     rounded = tl.maximum(score, MIN_FLOAT32).to(tl.float32)  # below float32: all alike, yet a score
-    return tl.where(score > float("-inf"), cost_of(rounded), NO_COST)
+    return tl.where(score > float("-inf"), cost_of(rounded, True), NO_COST)
 
 
 @triton.jit
