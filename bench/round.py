@@ -20,15 +20,14 @@ import torch
 import triton
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "impl")]
-
-from bigram import BigramTarget  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from ddtree import impl, spec  # noqa: E402
 from ddtree.impl.rank import ranked  # noqa: E402
 from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
 from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
 from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
+from tests.impl.replays import CAPTURED, replay, same  # noqa: E402
 
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
 VOCAB, HORIZON, PREFIX = 151936, 15, 2048
@@ -70,23 +69,6 @@ def to(device: str, value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return type(value)(**{f: to(device, getattr(value, f)) for f in value.__dataclass_fields__})
     return value
-
-
-def same(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Refuse any difference."""
-    found = found.cpu()
-    if (
-        found.shape != expected.shape
-        or found.dtype != expected.dtype
-        or not torch.equal(found, expected)
-    ):
-        where = (
-            (found != expected).nonzero()[:5].tolist() if found.shape == expected.shape else None
-        )
-        raise SystemExit(
-            f"{name}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}, "
-            f"first differences at {where}"
-        )
 
 
 def same_tree(name: str, found: spec.DraftTree, expected: spec.DraftTree) -> None:
@@ -135,120 +117,9 @@ def check_trees(generator: torch.Generator) -> int:
 
 def check_rounds(generator: torch.Generator, replays: int) -> int:
     """Replay captured rounds of a toy target over random shapes; hold each to the reference."""
-    vocab, horizon, max_context, count = 61, 5, 150, 0
-    for budget, max_batch, page_size, ragged, sampling, with_buffers in [
-        (17, 4, 1, False, None, True),
-        (33, 3, 16, True, None, False),
-        (64, 5, 4, True, spec.Sampling(0.8, 9, 0.9, seed=11), True),
-        (8, 9, 1, False, spec.Sampling(1.0, seed=5), False),
-    ]:
-        table = torch.randn(vocab, vocab, device="cuda", generator=generator)
-        pages = -(-max_context // page_size)
-        order = torch.randperm(max_batch * pages, device="cuda", generator=generator)
-        slots = (
-            (order[:, None] * page_size + torch.arange(page_size, device="cuda"))
-            .view(max_batch, -1)[:, :max_context]
-            .contiguous()
-        )
-        num_slots = max_batch * pages * page_size
-        target = BigramTarget(table, slots, num_slots, page_size, impl.commit_kv)
-        q_len = budget + 1
-        buffers = (
-            impl.VerifyBuffers(max_batch, q_len, max_context - q_len, device="cuda")
-            if with_buffers
-            else None
-        )
-        graph = impl.RoundGraph(
-            target,
-            max_batch,
-            horizon,
-            vocab,
-            budget,
-            ragged=ragged,
-            sampling=sampling,
-            buffers=buffers,
-        )
-        for _ in range(replays):
-            batch = int(torch.randint(1, max_batch + 1, (), device="cuda", generator=generator))
-            log_probs = (
-                (torch.randn(batch, horizon, vocab, device="cuda", generator=generator) * 2)
-                .round()
-                .log_softmax(-1)
-            )
-            roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
-            prefixes = torch.randint(
-                0,
-                max_context - q_len,
-                (batch,),
-                device="cuda",
-                generator=generator,
-                dtype=torch.int32,
-            )
-            for b in range(batch):  # draft what the target likes, so that paths are accepted
-                token = int(roots[b])
-                for depth in range(horizon):
-                    token = int(table[token].argmax())
-                    log_probs[b, depth, token] = -0.1
-            reference = BigramTarget(
-                table.cpu(), target.slot_table[:batch].cpu(), num_slots, page_size, spec.commit_kv
-            )
-            for into, pool in zip(
-                reference.kv.keys + reference.kv.values,
-                target.kv.keys + target.kv.values,
-                strict=True,
-            ):
-                into.copy_(pool.cpu())
-            expected = spec.verify_round(
-                log_probs.cpu(),
-                roots.cpu(),
-                prefixes.cpu(),
-                reference,
-                budget,
-                ragged=ragged,
-                sampling=sampling,
-            )
-            found = graph.replay(log_probs, roots, prefixes)
-            same_round(found, expected, batch)
-            same("slot table", target.slot_table[:batch], reference.slot_table)
-            for pool, known in zip(
-                target.kv.keys + target.kv.values,
-                reference.kv.keys + reference.kv.values,
-                strict=True,
-            ):
-                same("pool", pool[:-1].nan_to_num(-1), known[:-1].nan_to_num(-1))
-            count += 1
-    return count
-
-
-def same_round(found: spec.Round, expected: spec.Round, batch: int) -> None:
-    """Compare a captured round's used part with the reference's, and look at its tails."""
-    for field in found.tree.__dataclass_fields__:
-        same(f"tree {field}", getattr(found.tree, field)[:batch], getattr(expected.tree, field))
-    layout, known = found.layout, expected.layout
-    rows = int(known.qo_indptr[-1])
-    for field in ("qo_indptr", "kv_indptr", "mask_indptr"):
-        same(field, getattr(layout, field)[: batch + 1], getattr(known, field))
-        same(
-            f"{field} tail",
-            getattr(layout, field)[batch:].diff(),
-            torch.zeros_like(getattr(layout, field)[batch + 1 :]).cpu(),
-        )
-    same("kv_indices", layout.kv_indices[: known.kv_indices.numel()], known.kv_indices)
-    same("positions", layout.positions[:rows], known.positions)
-    same("out_cache_loc", layout.out_cache_loc[:rows], known.out_cache_loc)
-    same(
-        "out_cache_loc tail",
-        layout.out_cache_loc[rows:],
-        torch.full_like(layout.out_cache_loc[rows:], -1).cpu(),
-    )
-    bits = int(known.mask_indptr[-1])
-    same("mask", found.mask.allowed[:bits], expected.mask.allowed)
-    same("mask tail", found.mask.allowed[bits:].any(), torch.tensor(False))
-    for field in ("nodes", "num_accepted", "bonus"):
-        same(field, getattr(found.acceptance, field)[:batch], getattr(expected.acceptance, field))
-    for field in ("prefix_lens", "src", "dst"):
-        same(field, getattr(found.commit, field)[:batch], getattr(expected.commit, field))
-    same("token_ids", found.token_ids[:batch], expected.token_ids)
+    for config in CAPTURED.values():
+        replay(config, replays, generator)
+    return replays * len(CAPTURED)
 
 
 @dataclass

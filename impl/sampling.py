@@ -185,7 +185,7 @@ def _require_rows(logits: Tensor) -> None:
 
 def _num_splits(rows: int, vocab: int) -> int:
     """Return into how many splits a row goes, so that all fill the device."""
-    each = min(MAX_SPLITS, triton.cdiv(PROGRAMS, max(rows, 1)), triton.cdiv(vocab, 2 * BLOCK))
+    each: int = min(MAX_SPLITS, triton.cdiv(PROGRAMS, max(rows, 1)), triton.cdiv(vocab, 2 * BLOCK))
     return max(1, each)
 
 

@@ -173,15 +173,15 @@ def cut_kernel(
         is_this = tl.load(is_open + query)
     if is_this != 0:
         peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
-        temperature = tl.load(temperature)
+        heat = tl.load(temperature)
         least = tl.full([], NO_KEY, tl.int64)
         if top_k is not None:
-            least = cut(row, vocab, top_k, least, peak, temperature, False, BLOCK)
+            least = cut(row, vocab, top_k, least, peak, heat, False, BLOCK)
         if top_p is not None:
             lowest = tl.full([], -0x80000000, tl.int64)
-            total = measure(row, vocab, lowest, least, peak, temperature, True, BLOCK)
+            total = measure(row, vocab, lowest, least, peak, heat, True, BLOCK)
             goal = tl.load(top_p) * total
-            least = cut(row, vocab, goal, least, peak, temperature, True, BLOCK)
+            least = cut(row, vocab, goal, least, peak, heat, True, BLOCK)
         tl.store(least_keys + query, least)
 
 
@@ -202,7 +202,7 @@ def split_weight_kernel(
         least = tl.full([], NO_KEY, tl.int64)
         if least_keys is not None:
             least = tl.load(least_keys + query)
-        temperature = tl.load(temperature)
+        heat = tl.load(temperature)
         length = chunk_len(vocab, splits, BLOCK)
         start = chunk_start(split, length)
         total = tl.zeros([BLOCK], tl.float64)
@@ -210,9 +210,7 @@ def split_weight_kernel(
             token = first + tl.arange(0, BLOCK)
             logit = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
             is_in = (token < vocab) & (key_of(logit, token) >= least)
-            total += tl.where(
-                is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0
-            )
+            total += tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, heat), 0.0)
         tl.store(weights + row_offset(query, splits, split), tl.sum(total, axis=0))
 
 
@@ -234,7 +232,7 @@ def sample_kernel(
         least = tl.full([], NO_KEY, tl.int64)
         if least_keys is not None:
             least = tl.load(least_keys + query)
-        temperature = tl.load(temperature)
+        heat = tl.load(temperature)
         line = row_offset(query, splits, every)
         weight = tl.load(weights + line, mask=every < splits, other=0.0)
         goal = tl.load(uniforms + query) * tl.sum(weight, axis=0)
@@ -253,7 +251,7 @@ def sample_kernel(
             token = first + tl.arange(0, BLOCK)
             logit = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
             is_in = (token < vocab) & (key_of(logit, token) >= least)
-            here = tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, temperature), 0.0)
+            here = tl.where(is_in, weight_of(tl.where(is_in, logit, peak), peak, heat), 0.0)
             exceeds = (running + tl.cumsum(here, axis=0) > goal) & (here > 0)
             found = tl.minimum(found, tl.min(tl.where(exceeds, token, 0x7FFFFFFF), axis=0))
             last = tl.maximum(last, tl.max(tl.where(here > 0, token, 0), axis=0))

@@ -18,7 +18,7 @@ from ddtree.spec.public import public
 MAX_BUDGET = MAX_KEPT
 MAX_HORIZON = 35
 """Longest paths whose codes fit 57 bits at the largest budget (``tree_kernels.extend_code``)."""
-LISTED_FROM = 1
+LISTED_FROM = 96
 """Least budget at which paths are listed and sorted instead of popped one by one."""
 BINS = 128
 """Bins of cost in which paths are counted."""
@@ -94,6 +94,7 @@ def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids:
     budget = q_len - 1
     paths = triton.next_power_of_2(q_len + budget // 2)
     width = max(paths, BINS)
+    is_listed = budget >= LISTED_FROM and horizon > 0
     padded_kept = triton.next_power_of_2(max(kept, 1))
     best_first_kernel[(batch,)](
         root_token_ids, log_probs, ids,
@@ -102,10 +103,10 @@ def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids:
         log_probs.new_empty((batch, 2, paths), dtype=torch.int64),
         log_probs.new_empty((batch, 6, width), dtype=torch.int32),
         budget, horizon, kept,
-        LISTED=budget >= LISTED_FROM and horizon > 0,
+        LISTED=is_listed,
         SLOTS=triton.next_power_of_2(max(budget, 1)),
         KEPT=padded_kept, KEPT_BITS=padded_kept.bit_length(),
         PATHS=paths, PATH_BITS=paths.bit_length() - 1, WIDTH=width,
         DEPTHS=triton.next_power_of_2(max(horizon, 1)), BINS=BINS,
-        num_warps=4,
+        num_warps=4 if is_listed else 1,
     )  # fmt: skip

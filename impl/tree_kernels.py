@@ -314,7 +314,7 @@ def best_first_kernel(
         is_searched = True
         while is_searched:
             before = limit
-            if (limit > 0) & (limit < float("inf")):
+            if (limit > 1e-30) & (limit < float("inf")):  # or bins have no width
                 limit = tighter_limit(
                     ranked_log_probs, firsts, limit, budget, horizon, kept, KEPT, BINS
                 )

@@ -1,7 +1,7 @@
 """Compile every launch of a round for a GPU that is not there; print what it took as JSON.
 
 A process of its own, since Triton's interpreter, once on, leaves nothing to compile.
-Usage: ``python -m tests.impl.compile_round CAPABILITY``.
+Usage: ``python -m tests.impl.compile_round CAPABILITY BUDGET``.
 """
 
 import json
@@ -44,7 +44,8 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     buffers.fill(tree, layout, impl.tree_mask(tree, layout, "flat"))
     logits = torch.empty(batch * q_len, 1024, dtype=dtype)
     uniforms = row_uniforms(spec.Sampling(seed=3), layout, batch)
-    for temperature, top_k, top_p in ((0.0, None, None), (0.7, None, None), (0.7, 20, 0.9)):
+    cuts = ((0.0, None, None), (0.7, None, None), (0.7, 20, 0.9), (0.7, None, 0.9))
+    for temperature, top_k, top_p in cuts:
         acceptance = impl.accept_sampled(
             tree,
             logits,
@@ -62,10 +63,10 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
 
 
 def main() -> None:
-    """Compile for the capability named on the command line."""
-    with compiled_for(int(sys.argv[1])) as found:
-        launch_all(1, 64, 4096, torch.float32)
-        launch_all(4, 512, 4096, torch.bfloat16)
+    """Compile for the capability and the budget named on the command line."""
+    capability, budget = map(int, sys.argv[1:])
+    with compiled_for(capability) as found:
+        launch_all(4, budget, 4096, torch.bfloat16)
     print(json.dumps([asdict(kernel) for kernel in found]))
 
 

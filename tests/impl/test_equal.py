@@ -14,15 +14,16 @@ SIZES = {  # batch, horizon, vocab, budget
     "root alone": (3, 2, 5, 0),
     "nothing drafted": (2, 0, 7, 6),
     "budget 7": (2, 7, 13, 7),
-    "a word and one": (1, 5, 33, 32),
-    "few candidates": (5, 3, 3, 33),
-    "many tokens": (1, 3, 1009, 17),
+    "a word and one": (1, 4, 19, 32),
+    "few candidates": (2, 3, 3, 33),
+    "many tokens": (1, 2, 521, 4),
 }
 LARGE = {
     "two words": (2, 15, 67, 64),
     "many requests": (33, 3, 13, 8),
-    "many groups": (1, 7, 5003, 67),
+    "many groups": (1, 7, 1531, 67),
     "deep": (1, 31, 9, 129),
+    "many paths": (2, 9, 300, 300),
 }
 
 
@@ -43,10 +44,34 @@ def test_impl_equals_spec(name: str, size: str) -> None:
     assert not differences(name, case(seed, kind, *SIZES[size]))
 
 
+@pytest.mark.parametrize("listed_from", [1, 999])
 @pytest.mark.parametrize("kind", KINDS)
-def test_trees_of_every_kind_of_draft_are_equal(kind: str) -> None:
-    """Ties, missing candidates, zeros and scores beyond float32 leave trees bit-equal."""
+def test_trees_of_every_kind_of_draft_are_equal(
+    kind: str, listed_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties, missing candidates, zeros and scores beyond float32 leave trees bit-equal.
+
+    So it is whether paths are listed and sorted (and popped where too many tie) or all popped.
+    """
+    monkeypatch.setattr("ddtree.impl.tree.LISTED_FROM", listed_from)
     assert not differences("build_tree", case(7, kind, 2, 4, 33, 16))
+
+
+def test_a_budget_over_the_threshold_lists_its_paths() -> None:
+    """A tree of more than one word of nodes, as launched by default."""
+    assert not differences("build_tree", case(8, "bfloat16", 1, 6, 131, 99))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.95), (9, None), (3, 0.6), (None, None)])
+def test_rows_that_keep_too_many_tokens_are_sampled_too(
+    top_k: int | None, top_p: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the likeliest tokens alone do not decide, whole rows are cut: the same samples."""
+    monkeypatch.setattr("ddtree.impl.sampling.TOP_P_KEPT", 4)
+    monkeypatch.setattr("ddtree.impl.sampling.MAX_KEPT", 8)
+    c = case(9, "normal", 2, 2, 19, 3)
+    options = {"temperature": 1.3, "top_k": top_k, "top_p": top_p}
+    assert not differences("accept_sampled", replace(c, options=options))
 
 
 @pytest.mark.long
