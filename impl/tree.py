@@ -18,10 +18,10 @@ from ddtree.spec.public import public
 MAX_BUDGET = MAX_KEPT
 MAX_HORIZON = 35
 """Longest paths whose codes fit 57 bits at the largest budget (``tree_kernels.extend_code``)."""
-LISTED_FROM = 96
+LISTED_FROM = 32
 """Least budget at which paths are listed and sorted instead of popped one by one."""
-BINS = 128
-"""Bins of cost in which paths are counted."""
+FEW_BINS, MANY_BINS = 64, 128
+"""Bins of cost in which paths are counted, for budgets up to 128 and above."""
 
 
 @public
@@ -93,7 +93,8 @@ def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids:
     horizon, kept = ids.shape[1:]
     budget = q_len - 1
     paths = triton.next_power_of_2(q_len + budget // 2)
-    width = max(paths, BINS)
+    bins = FEW_BINS if budget <= 128 else MANY_BINS
+    width = max(paths, bins)
     is_listed = budget >= LISTED_FROM and horizon > 0
     padded_kept = triton.next_power_of_2(max(kept, 1))
     best_first_kernel[(batch,)](
@@ -107,6 +108,6 @@ def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids:
         SLOTS=triton.next_power_of_2(max(budget, 1)),
         KEPT=padded_kept, KEPT_BITS=padded_kept.bit_length(),
         PATHS=paths, PATH_BITS=paths.bit_length() - 1, WIDTH=width,
-        DEPTHS=triton.next_power_of_2(max(horizon, 1)), BINS=BINS,
+        DEPTHS=triton.next_power_of_2(max(horizon, 1)), BINS=bins,
         num_warps=4 if is_listed else 1,
     )  # fmt: skip
