@@ -1,0 +1,110 @@
+"""Step 5 on the device: walk down the tree along the target's choices, one program a request."""
+
+import torch
+import triton
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from ddtree.impl.accept_kernels import new_tokens_kernel, walk_kernel
+from ddtree.impl.sampling import sample_rows
+from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
+from ddtree.spec.errors import require
+from ddtree.spec.public import public
+
+
+@public
+def accept_greedy(
+    tree: DraftTree, target_ids: Int64[Tensor, " T"], layout: VerifyLayout, horizon: Horizon
+) -> Acceptance:
+    """Accept the path along which the target's choice at each node is a child of it.
+
+    Args:
+        tree: the trees, ``B`` requests.
+        target_ids: ``[T]`` the target's choice at each query row (greedy: its argmax).
+        layout: the call's layout; rows of request b start at ``qo_indptr[b]``. A request without
+            rows accepts nothing: no node, bonus 0.
+        horizon: deepest drafted position, which gives the width of ``nodes``; no path goes deeper.
+
+    Returns:
+        The accepted paths ``[B, horizon + 1]`` and the bonus tokens.
+
+    Raises:
+        InputError: shapes that do not agree, or a negative horizon.
+    """
+    batch, rows = tree.token_ids.shape
+    require(horizon >= 0, f"horizon is {horizon}; the least is 0, a tree of the root alone")
+    require(
+        layout.qo_indptr.numel() > batch,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+    )
+    require(
+        target_ids.ndim == 1,
+        f"target_ids has shape {list(target_ids.shape)}; expected one choice a query row",
+    )
+    width = horizon + 1
+    nodes = tree.parents.new_empty((batch, width))
+    num_accepted = tree.parents.new_empty(batch)
+    bonus = tree.token_ids.new_empty(batch)
+    if batch:
+        walk_kernel[(batch,)](
+            tree.parents, tree.token_ids, tree.num_nodes, target_ids.contiguous(), layout.qo_indptr,
+            nodes, num_accepted, bonus, rows, width,
+            ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(width),
+            num_warps=1 if rows <= 128 else 4,
+        )  # fmt: skip
+    return Acceptance(nodes, num_accepted, bonus)
+
+
+@public
+def accept_sampled(
+    tree: DraftTree,
+    target_logits: Float[Tensor, "T vocab"],
+    layout: VerifyLayout,
+    horizon: Horizon,
+    uniforms: Float64[Tensor, " T"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Acceptance:
+    """Accept the path of tokens sampled from the target itself, one sample at each node.
+
+    Args:
+        tree: the trees, ``B`` requests.
+        target_logits: ``[T, vocab]`` logits at each query row, in float32, float16 or bfloat16.
+        layout: the call's layout.
+        horizon: deepest drafted position.
+        uniforms: ``[T]`` numbers in [0, 1), independent along every path (``row_uniforms``).
+        temperature: divides the logits; 0: the argmax, ties to the smaller token id.
+        top_k: keep the k likeliest tokens; None: all.
+        top_p: keep the fewest likeliest tokens whose probabilities reach top_p; None: all.
+
+    Returns:
+        The accepted paths ``[B, horizon + 1]`` and the bonus tokens; equal to the reference's up to
+        what ``sample_rows`` says of rounding.
+
+    Raises:
+        InputError: as ``accept_greedy``; sampling parameters that define no distribution.
+    """
+    require(
+        target_logits.ndim == 2,
+        f"target_logits has shape {list(target_logits.shape)}; expected [T, vocab]",
+    )
+    require(
+        uniforms.shape == target_logits.shape[:1],
+        f"uniforms has shape {list(uniforms.shape)}; target_logits has {target_logits.shape[0]} rows",
+    )
+    ids = sample_rows(target_logits, uniforms, temperature, top_k, top_p)
+    return accept_greedy(tree, ids, layout, horizon)
+
+
+def new_tokens(tree: DraftTree, acceptance: Acceptance) -> Int64[Tensor, "B H+1"]:
+    """Return each request's new tokens: the accepted ones after the root, then the bonus."""
+    batch, width = acceptance.nodes.shape
+    tokens = torch.empty_like(acceptance.nodes, dtype=torch.int64)
+    if batch:
+        new_tokens_kernel[(batch,)](
+            tree.token_ids, acceptance.nodes, acceptance.num_accepted, acceptance.bonus, tokens,
+            tree.token_ids.shape[1], width, WIDTH=triton.next_power_of_2(width), num_warps=1,
+        )  # fmt: skip
+    return tokens

@@ -1,0 +1,86 @@
+"""Step 2 on the device: lay the verify pass out, in one launch.
+
+The lengths are known to the device alone, so no tensor's size may depend on them: every tensor has
+the size of the largest call of its batch, and the layout says ``is_captured``.
+"""
+
+import torch
+import triton
+from jaxtyping import Int, Int64
+from torch import Tensor
+
+from ddtree.impl.layout_kernels import plan_kernel
+from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.errors import require
+from ddtree.spec.public import public
+
+BLOCK = 1024
+"""Prefix slots that one program copies at a time."""
+
+
+@public
+def plan_verify(
+    tree: DraftTree,
+    prefix_lens: Int[Tensor, " B"],
+    slot_table: Int64[Tensor, "B max_context"],
+    q_lens: Int[Tensor, " B"] | None = None,
+) -> VerifyLayout:
+    """Lay out one verify pass.
+
+    Args:
+        tree: the trees, padded to Q rows.
+        prefix_lens: ``[B]`` committed KV entries of each request, the root not among them. Negative:
+            the request is unused and has no rows, as in a graph replayed for a smaller batch.
+        slot_table: ``[B, max_context]`` pool slot of each KV entry; row r of a tree is entry
+            ``prefix_len + r``.
+        q_lens: ``[B]`` query rows of each request, ``num_nodes <= q_len <= Q``. None: Q for all.
+
+    Returns:
+        The layout in tensors of full size: ``T = B * Q`` rows and ``B * max_context`` entries of
+        ``kv_indices``, which are not written past ``kv_indptr[-1]``. Unused rows have position 0
+        and slot -1. The lengths are trusted, since to look at them would stall the device.
+
+    Raises:
+        InputError: shapes that do not agree, or a batch of 0.
+    """
+    batch, rows = tree.token_ids.shape
+    require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
+    require(
+        prefix_lens.shape == (batch,),
+        f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests",
+    )
+    require(
+        slot_table.ndim == 2 and slot_table.shape[0] == batch,
+        f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]",
+    )
+    require(
+        slot_table.stride(1) == 1,
+        f"slot_table has strides {slot_table.stride()}; its entries must lie side by side",
+    )
+    require(
+        q_lens is None or q_lens.shape == (batch,),
+        f"q_lens has shape {None if q_lens is None else list(q_lens.shape)}; the tree has {batch} requests",
+    )
+    max_context = slot_table.shape[1]
+
+    def new(size: int, dtype: torch.dtype) -> Tensor:
+        return slot_table.new_empty(size, dtype=dtype)
+
+    layout = VerifyLayout(
+        qo_indptr=new(batch + 1, torch.int32),
+        kv_indptr=new(batch + 1, torch.int32),
+        kv_indices=new(batch * max_context, torch.int64),
+        mask_indptr=new(batch + 1, torch.int64),
+        max_q_len=rows,
+        positions=new(batch * rows, torch.int64),
+        out_cache_loc=new(batch * rows, torch.int64),
+        is_captured=True,
+    )
+    plan_kernel[(batch, max(1, min(32, triton.cdiv(max_context, BLOCK))))](
+        tree.depths, prefix_lens, slot_table, q_lens,
+        layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
+        layout.mask_indptr, layout.positions, layout.out_cache_loc,
+        batch, rows, max_context, slot_table.stride(0),
+        BATCH=triton.next_power_of_2(batch), ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK,
+    )  # fmt: skip
+    return layout

@@ -1,0 +1,69 @@
+"""The kernel of ``plan_verify``."""
+
+import triton
+import triton.language as tl
+
+from ddtree.impl.index import kv_len, mask_len, position, row_offset
+
+
+@triton.jit
+def plan_kernel(
+    depths, prefix_lens, slot_table, q_lens,  # [B, Q], [B], [B, max_context], [B] or None
+    qo_indptr, kv_indptr, kv_indices, mask_indptr, positions, out_cache_loc,  # out
+    batch, rows, max_context, table_stride,
+    BATCH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lay out one request. Every program adds up the lengths before it: no program waits.
+
+    Programs of axis 1 share the copy of the prefix slots; the first also writes all else.
+    """
+    b = tl.program_id(0)
+    share = tl.program_id(1)
+    request = tl.arange(0, BATCH)
+    prefix = tl.load(prefix_lens + request, mask=request < batch, other=-1).to(tl.int64)
+    is_used = prefix >= 0
+    prefix = tl.where(is_used, prefix, 0)
+    width = tl.full([BATCH], rows, tl.int64)
+    if q_lens is not None:
+        width = tl.load(q_lens + request, mask=request < batch, other=0).to(tl.int64)
+    width = tl.where(is_used, width, 0)
+    is_before = request < b
+    is_mine = request == b
+    kv_start = tl.sum(tl.where(is_before, prefix, 0), axis=0)
+    prefix_len = tl.sum(tl.where(is_mine, prefix, 0), axis=0)
+    slots = slot_table + b.to(tl.int64) * table_stride
+
+    for first in range(share * BLOCK, prefix_len, tl.num_programs(1) * BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        slot = tl.load(slots + entry, mask=entry < tl.minimum(prefix_len, max_context), other=-1)
+        tl.store(
+            kv_indices + kv_start + entry, slot, mask=entry < tl.minimum(prefix_len, max_context)
+        )
+
+    if share == 0:
+        q_start = tl.sum(tl.where(is_before, width, 0), axis=0)
+        q_len = tl.sum(tl.where(is_mine, width, 0), axis=0)
+        total = tl.sum(width, axis=0)
+        masks = tl.where(is_used, mask_len(prefix, width), 0)
+        mask_start = tl.sum(tl.where(is_before, masks, 0), axis=0)
+        if b == 0:
+            tl.store(qo_indptr, 0)
+            tl.store(kv_indptr, 0)
+            tl.store(mask_indptr, 0)
+        tl.store(qo_indptr + b + 1, (q_start + q_len).to(tl.int32))
+        tl.store(kv_indptr + b + 1, (kv_start + prefix_len).to(tl.int32))
+        tl.store(mask_indptr + b + 1, mask_start + mask_len(prefix_len, q_len))
+
+        row = tl.arange(0, ROWS)
+        is_row = row < rows
+        has_query = is_row & (row < q_len)
+        depth = tl.load(depths + row_offset(b.to(tl.int64), rows, row), mask=has_query, other=0).to(
+            tl.int64
+        )
+        entry = kv_len(prefix_len, row)
+        slot = tl.load(slots + entry, mask=has_query & (entry < max_context), other=-1)
+        # Rows without a query fill the tail: those of earlier requests come first.
+        unused = total + row_offset(b.to(tl.int64), rows, 0) - q_start + row - q_len
+        into = tl.where(has_query, q_start + row, unused)
+        tl.store(positions + into, tl.where(has_query, position(prefix_len, depth), 0), mask=is_row)
+        tl.store(out_cache_loc + into, slot, mask=is_row)

@@ -1,0 +1,165 @@
+"""Step 3 on the device: the ancestor mask as bits, in one launch, and the forms that others read."""
+
+from typing import Literal, overload
+
+import torch
+import triton
+from torch import Tensor
+
+from ddtree.impl.mask_kernels import bits_kernel, packed_kernel, write_rows_kernel
+from ddtree.spec.contracts import (
+    BitMask,
+    DenseMask,
+    DraftTree,
+    FlatMask,
+    PackedMask,
+    TreeMask,
+    VerifyLayout,
+)
+from ddtree.spec.errors import require
+from ddtree.spec.index import bit_words, kv_len, mask_len, packed_len
+from ddtree.spec.mask import Form
+from ddtree.spec.public import public
+
+QUERIES = 16
+"""Query rows of one program of ``bits_kernel``."""
+BLOCK = 1024
+"""Columns (bytes, where packed) that a program of the other forms handles at a time."""
+
+
+@overload
+def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Literal["flat"]) -> FlatMask: ...
+@overload
+def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Literal["packed"]) -> PackedMask: ...
+@overload
+def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Literal["dense"]) -> DenseMask: ...
+@overload
+def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Literal["bits"] = "bits") -> BitMask: ...
+@public
+def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> TreeMask:
+    """Make the mask of a verify pass from the trees' parents.
+
+    The sizes of ``flat``, ``packed`` and ``dense`` depend on the prefix lengths, which the device
+    alone knows: these come in tensors large enough for every call of the layout's sizes, with
+    a tail that hides all. ``bits`` needs no such room.
+
+    Args:
+        tree: the trees, ``B`` requests.
+        layout: the layout made for them.
+        form: ``flat``, ``packed``, ``dense`` or ``bits`` (see the classes of those names).
+
+    Returns:
+        The mask in that form.
+
+    Raises:
+        InputError: an unknown form or a layout of another batch.
+    """
+    batch, rows = tree.parents.shape
+    require(
+        layout.qo_indptr.numel() == batch + 1,
+        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+    )
+    num_queries, num_words = layout.positions.numel(), bit_words(layout.max_q_len)
+    bits = BitMask(tree.parents.new_empty((num_queries, num_words)))
+    if num_queries:
+        bits_kernel[(triton.cdiv(num_queries, QUERIES),)](
+            tree.parents, layout.qo_indptr, bits.words,
+            batch, rows, num_queries, num_words,
+            BATCH=triton.next_power_of_2(batch), QUERIES=QUERIES, WORDS=triton.next_power_of_2(num_words),
+        )  # fmt: skip
+    return bits if form == "bits" else _convert(bits, layout, form)
+
+
+@overload
+def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Literal["flat"]) -> FlatMask: ...
+@overload
+def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Literal["packed"]) -> PackedMask: ...
+@overload
+def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Literal["dense"]) -> DenseMask: ...
+@overload
+def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Literal["bits"]) -> BitMask: ...
+@public
+def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
+    """Say the same mask in another form, exactly, in one launch.
+
+    Args:
+        mask: a mask of ``layout``'s call in any form.
+        layout: the call's layout, from which every width is read.
+        form: the form wanted. ``bits`` holds tree columns alone: a prefix entry that ``mask``
+            hides is seen there, since to look for one would stall the device.
+
+    Returns:
+        The mask in that form, in tensors of the sizes that ``tree_mask`` says.
+
+    Raises:
+        InputError: an unknown form.
+    """
+    return _convert(mask, layout, form)
+
+
+def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
+    """Read a mask of any form, write another."""
+    batch, num_queries = layout.qo_indptr.numel() - 1, layout.positions.numel()
+    rows, entries = layout.max_q_len, layout.kv_indices.numel()
+    most_bits = rows * (entries + num_queries)  # sum of q * (p + q) where every q is at most `rows`
+    max_prefix = entries // max(batch, 1) if layout.is_captured else entries
+    source, byte_indptr, mask_rows, mask_cols, source_form = _source(mask)
+    indptrs = (layout.qo_indptr, layout.kv_indptr, layout.mask_indptr)
+    padded_batch = triton.next_power_of_2(max(batch, 1))
+
+    def zeros(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return layout.qo_indptr.new_zeros(size, dtype=dtype)
+
+    def write(out: Tensor, out_rows: int, out_cols: int, shares: int) -> None:
+        if num_queries:
+            write_rows_kernel[(num_queries, max(1, min(32, shares)))](
+                source, byte_indptr, *indptrs, out,
+                batch, mask_rows, mask_cols, out_rows, out_cols,
+                FORM=source_form, TO=form, BATCH=padded_batch, BLOCK=BLOCK,
+            )  # fmt: skip
+
+    shares = triton.cdiv(kv_len(max_prefix, rows), BLOCK)
+    match form:
+        case "flat":
+            flat = zeros(most_bits, torch.bool)
+            write(flat.view(torch.uint8), 0, 0, shares)
+            return FlatMask(flat)
+        case "packed":
+            packed = PackedMask(
+                zeros(packed_len(most_bits) + batch, torch.uint8), zeros(batch + 1, torch.int64)
+            )
+            byte_shares = triton.cdiv(mask_len(max_prefix, rows), 8 * BLOCK)
+            if batch:
+                packed_kernel[(batch, max(1, min(256, byte_shares)))](
+                    source, byte_indptr, *indptrs, packed.packed, packed.byte_indptr,
+                    batch, mask_rows, mask_cols,
+                    FORM=source_form, BATCH=padded_batch, BLOCK=BLOCK // 8,
+                )  # fmt: skip
+            return packed
+        case "dense":
+            columns = kv_len(max_prefix, rows)
+            bias = zeros((batch, 1, rows, columns), torch.float32).fill_(
+                torch.finfo(torch.float32).min
+            )
+            bias[:, 0, :, max_prefix:].diagonal(dim1=1, dim2=2).zero_()
+            write(bias, rows, columns, shares)
+            return DenseMask(bias)
+        case "bits":
+            words = zeros((num_queries, bit_words(rows)), torch.int32)
+            write(words, 0, words.shape[1], words.shape[1])
+            return BitMask(words)
+    require(False, f"form is {form!r}; known are 'flat', 'packed', 'dense' and 'bits'")
+    raise AssertionError
+
+
+def _source(mask: TreeMask) -> tuple[Tensor, Tensor | None, int, int, Form]:
+    """Return a mask's memory, its byte indptr, rows and columns (0: not needed), and its form."""
+    match mask:
+        case FlatMask(allowed):
+            return allowed.view(torch.uint8), None, 0, 0, "flat"
+        case PackedMask(packed, byte_indptr):
+            return packed, byte_indptr, 0, 0, "packed"
+        case DenseMask(bias):
+            return bias, None, bias.shape[2], bias.shape[3], "dense"
+        case BitMask(words):
+            return words, None, 0, words.shape[1], "bits"

@@ -1,0 +1,207 @@
+"""A whole round on the device, and the same round captured once in a CUDA graph."""
+
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+
+from ddtree.impl.accept import accept_greedy, accept_sampled, new_tokens
+from ddtree.impl.layout import plan_verify
+from ddtree.impl.mask import tree_mask
+from ddtree.impl.sampling import first_argmax, row_uniforms
+from ddtree.impl.tree import build_tree
+from ddtree.spec.buffers import VerifyBuffers
+from ddtree.spec.contracts import (
+    Acceptance,
+    Budget,
+    Commit,
+    DraftTree,
+    Horizon,
+    TreeMask,
+    VerifyLayout,
+)
+from ddtree.spec.errors import require
+from ddtree.spec.mask import Form
+from ddtree.spec.public import public
+from ddtree.spec.round import Round
+from ddtree.spec.sampling import Sampling
+
+
+class Target(Protocol):
+    """The model that verifies, as in the reference; it may ask for the mask form that it reads.
+
+    A target without ``mask_form`` gets the flat form. One that runs ``verify_attention`` here asks
+    for ``bits``, and no mask of the prefix is ever made.
+    """
+
+    @property
+    def slot_table(self) -> Int64[Tensor, "B max_context"]:
+        """Pool slot of each KV entry of each request."""
+        ...
+
+    def forward(
+        self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask
+    ) -> Float[Tensor, "T vocab"]:
+        """Run the query rows, write their KV to ``layout.out_cache_loc``, return their logits."""
+        ...
+
+    def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
+        """Keep the accepted nodes' KV (``commit_kv``)."""
+        ...
+
+
+@public
+def verify_round(
+    draft_log_probs: Float[Tensor, "B horizon vocab"],
+    root_token_ids: Int64[Tensor, " B"],
+    prefix_lens: Int[Tensor, " B"],
+    target: Target,
+    budget: Budget,
+    topk: int | None = None,
+    *,
+    ragged: bool = False,
+    sampling: Sampling | None = None,
+    buffers: VerifyBuffers | None = None,
+) -> Round:
+    """Run one round of draft-tree decoding for a batch, without waiting for the device once.
+
+    Args:
+        draft_log_probs: ``[B, horizon, vocab]`` of the drafter.
+        root_token_ids: ``[B]`` bonus tokens of the round before.
+        prefix_lens: ``[B]`` committed KV entries; negative: an unused request.
+        target: the verifying model.
+        budget: most non-root nodes of a tree.
+        topk: candidates kept at each depth.
+        ragged: give each request its ``num_nodes`` rows instead of ``budget + 1`` for all.
+        sampling: how the target chooses; None or temperature 0: greedily.
+        buffers: fixed buffers to run through; the target, the acceptance and the commit then read
+            the buffers, flat mask included, and nothing else.
+
+    Returns:
+        The round's tree, layout, mask, acceptance, commit and new tokens.
+
+    Raises:
+        InputError: as the steps raise it.
+    """
+    tree = build_tree(draft_log_probs, root_token_ids, budget, topk)
+    layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
+    form: Form = "flat" if buffers is not None else getattr(target, "mask_form", "flat")
+    mask: Any = tree_mask(tree, layout, form)
+    if buffers is not None:
+        buffers.fill(tree, layout, mask)
+        layout, mask = buffers.layout, buffers.mask
+
+    logits = target.forward(tree, layout, mask)
+
+    horizon = Horizon(draft_log_probs.shape[1])
+    acceptance = _accept(tree, logits, layout, horizon, sampling)
+    commit = target.commit(layout, acceptance)
+    return Round(tree, layout, mask, acceptance, commit, new_tokens(tree, acceptance))
+
+
+def _accept(
+    tree: DraftTree,
+    logits: Tensor,
+    layout: VerifyLayout,
+    horizon: Horizon,
+    sampling: Sampling | None,
+) -> Acceptance:
+    """Accept greedily or by sampling."""
+    if sampling is None or sampling.temperature == 0:
+        return accept_greedy(tree, first_argmax(logits), layout, horizon)
+    return accept_sampled(
+        tree,
+        logits,
+        layout,
+        horizon,
+        row_uniforms(sampling, layout, tree.token_ids.shape[0]),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
+
+
+class RoundGraph:
+    """One round in a CUDA graph: captured once for the largest batch, replayed for any smaller one.
+
+    The draft, the roots and the prefix lengths are copied into memory that never moves, and requests
+    past the batch get prefix length -1, so they have no rows and nothing of them is committed.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        max_batch: int,
+        horizon: Horizon,
+        vocab: int,
+        budget: Budget,
+        topk: int | None = None,
+        *,
+        ragged: bool = False,
+        sampling: Sampling | None = None,
+        buffers: VerifyBuffers | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Warm up and capture.
+
+        Args:
+            target: the verifying model, whose ``slot_table`` has ``max_batch`` rows and whose
+                ``forward`` can be captured.
+            max_batch: most requests of a replay.
+            horizon: deepest drafted position.
+            vocab: size of the vocabulary.
+            budget: most non-root nodes of a tree.
+            topk: candidates kept at each depth.
+            ragged: give each request its ``num_nodes`` rows.
+            sampling: how the target chooses.
+            buffers: fixed buffers to run through.
+            dtype: of the draft's log-probs.
+        """
+        device = target.slot_table.device
+        require(
+            target.slot_table.shape[0] == max_batch,
+            f"the target's slot_table has {target.slot_table.shape[0]} requests; max_batch is {max_batch}",
+        )
+        self.draft_log_probs = torch.zeros((max_batch, horizon, vocab), dtype=dtype, device=device)
+        self.root_token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self.prefix_lens = torch.full((max_batch,), -1, dtype=torch.int32, device=device)
+
+        def run() -> Round:
+            return verify_round(
+                self.draft_log_probs, self.root_token_ids, self.prefix_lens, target, budget, topk,
+                ragged=ragged, sampling=sampling, buffers=buffers,
+            )  # fmt: skip
+
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):  # all requests unused: nothing is committed
+            run()
+        torch.cuda.current_stream(device).wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.round = run()
+        """What every replay overwrites, with ``max_batch`` requests."""
+
+    def replay(
+        self,
+        draft_log_probs: Float[Tensor, "B horizon vocab"],
+        root_token_ids: Int64[Tensor, " B"],
+        prefix_lens: Int[Tensor, " B"],
+    ) -> Round:
+        """Run one round for ``B <= max_batch`` requests, those of the slot table's first B rows.
+
+        Returns:
+            ``self.round``: its first B requests are this call's, and it lasts until the next.
+
+        Raises:
+            InputError: a batch larger than the captured one.
+        """
+        batch, largest = root_token_ids.shape[0], self.root_token_ids.shape[0]
+        require(batch <= largest, f"batch is {batch}; the graph was captured for {largest}")
+        self.draft_log_probs[:batch].copy_(draft_log_probs)
+        self.root_token_ids[:batch].copy_(root_token_ids)
+        self.prefix_lens.fill_(-1)
+        self.prefix_lens[:batch].copy_(prefix_lens)
+        self.graph.replay()
+        return self.round

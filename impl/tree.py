@@ -1,0 +1,113 @@
+"""Step 1 on the device: build the draft trees, best first, in three launches.
+
+See ``README.md`` here for the derivation and the cost of each launch.
+"""
+
+import torch
+import triton
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ddtree.impl.rank import MAX_KEPT, ranked
+from ddtree.impl.tree_kernels import best_first_kernel
+from ddtree.spec.contracts import Budget, DraftTree
+from ddtree.spec.errors import require
+from ddtree.spec.index import q_len_of
+from ddtree.spec.public import public
+
+MAX_BUDGET = MAX_KEPT
+MAX_HORIZON = 35
+"""Longest paths whose codes fit 57 bits at the largest budget (``tree_kernels.extend_code``)."""
+LISTED_FROM = 32
+"""Least budget at which paths are listed and sorted instead of popped one by one."""
+FEW_BINS, MANY_BINS = 64, 128
+"""Bins of cost in which paths are counted, for budgets up to 128 and above."""
+
+
+@public
+def build_tree(
+    draft_log_probs: Float[Tensor, "B horizon vocab"],
+    root_token_ids: Int64[Tensor, " B"],
+    budget: Budget,
+    topk: int | None = None,
+) -> DraftTree:
+    """Build one best-first draft tree for each request: the reference's trees, bit for bit.
+
+    Args:
+        draft_log_probs: ``[B, horizon, vocab]`` natural log-probs in float32, float16 or bfloat16;
+            what is -inf, NaN or above 0 never becomes a node (the reference refuses the last two,
+            which takes a look at the data).
+        root_token_ids: ``[B]`` bonus tokens of the round before.
+        budget: most non-root nodes; the tree has ``Q = budget + 1`` rows.
+        topk: candidates kept at each depth; 1 makes a chain. None: ``min(budget, vocab)``, which
+            loses nothing.
+
+    Returns:
+        The trees, padded to Q rows; with too few candidates, fewer nodes.
+
+    Raises:
+        InputError: a negative budget, a topk below 1, shapes that do not agree, or a budget or a
+            horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``.
+    """
+    require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
+    require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
+    require(
+        draft_log_probs.ndim == 3,
+        f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]",
+    )
+    batch, horizon, vocab = draft_log_probs.shape
+    require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
+    require(
+        root_token_ids.shape == (batch,),
+        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], "
+        "one root for each request of draft_log_probs",
+    )
+    require(
+        budget <= MAX_BUDGET and horizon <= MAX_HORIZON,
+        f"budget is {budget} and horizon {horizon}; "
+        f"the kernels are made for at most {MAX_BUDGET} and {MAX_HORIZON}",
+    )
+    kept = min(budget if topk is None else topk, budget, vocab)
+
+    q_len = q_len_of(budget)
+
+    def new(dtype: torch.dtype) -> Tensor:
+        return draft_log_probs.new_empty((batch, q_len), dtype=dtype)
+
+    tree = DraftTree(
+        new(torch.int64),
+        new(torch.int32),
+        new(torch.int32),
+        new(torch.float64),
+        draft_log_probs.new_empty(batch, dtype=torch.int32),
+    )
+    if batch:
+        log_probs, ids = ranked(draft_log_probs, kept)
+        _best_first(tree, root_token_ids.contiguous(), log_probs, ids)
+    return tree
+
+
+def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids: Tensor) -> None:
+    """Fill the trees from each depth's ranked candidates ``[B, horizon, kept]``."""
+    batch, q_len = tree.token_ids.shape
+    horizon, kept = ids.shape[1:]
+    budget = q_len - 1
+    paths = triton.next_power_of_2(q_len + budget // 2)
+    bins = FEW_BINS if budget <= 128 else MANY_BINS
+    width = max(paths, bins)
+    is_listed = budget >= LISTED_FROM and horizon > 0
+    padded_kept = triton.next_power_of_2(max(kept, 1))
+    best_first_kernel[(batch,)](
+        root_token_ids, log_probs, ids,
+        tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
+        log_probs.new_empty((batch, paths), dtype=torch.float64),
+        log_probs.new_empty((batch, 2, paths), dtype=torch.int64),
+        log_probs.new_empty((batch, 6, width), dtype=torch.int32),
+        budget, horizon, kept,
+        LISTED=is_listed,
+        SLOTS=triton.next_power_of_2(max(budget, 1)),
+        KEPT=padded_kept, KEPT_BITS=padded_kept.bit_length(),
+        PATHS=paths, PATH_BITS=paths.bit_length() - 1, WIDTH=width,
+        DEPTHS=triton.next_power_of_2(max(horizon, 1)), BINS=bins,
+        num_warps=4 if is_listed else 1,
+    )  # fmt: skip

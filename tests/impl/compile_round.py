@@ -1,0 +1,74 @@
+"""Compile every launch of a round for a GPU that is not there; print what it took as JSON.
+
+A process of its own, since Triton's interpreter, once on, leaves nothing to compile.
+Usage: ``python -m tests.impl.compile_round CAPABILITY BUDGET``.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+
+import torch
+
+from ddtree import impl, spec
+from ddtree.impl.accept import new_tokens
+from ddtree.impl.sampling import row_uniforms
+from ddtree.spec import Budget, DraftTree, Horizon, PagedKV
+from tests.impl.launches import compiled_for
+
+HORIZON = Horizon(15)
+VOCAB = 151936
+
+
+def trees(batch: int, q_len: int) -> DraftTree:
+    """Trees of that size; nothing is run, so what is in them does not matter."""
+    rows = torch.zeros(batch, q_len)
+    return DraftTree(rows.long(), rows.int(), rows.int(), rows.double(), torch.ones(batch).int())
+
+
+def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) -> None:
+    """Call every launcher once."""
+    q_len = budget + 1
+    log_probs = torch.empty(batch, HORIZON, VOCAB, dtype=dtype)
+    impl.build_tree(log_probs, torch.zeros(batch, dtype=torch.int64), Budget(budget))
+    tree = trees(batch, q_len)
+    table = torch.zeros(batch, max_context, dtype=torch.int64)
+    prefix_lens = torch.zeros(batch, dtype=torch.int32)
+    impl.plan_verify(tree, prefix_lens, table, tree.num_nodes)
+    layout = impl.plan_verify(tree, prefix_lens, table)
+    masks = [impl.tree_mask(tree, layout, form) for form in ("bits", "flat", "packed", "dense")]
+    for mask in masks:
+        for form in ("bits", "flat", "packed", "dense"):
+            impl.convert_mask(mask, layout, form)
+    buffers = impl.VerifyBuffers(batch, q_len, max_context)
+    buffers.fill(tree, layout, impl.tree_mask(tree, layout, "flat"))
+    logits = torch.empty(batch * q_len, 1024, dtype=dtype)
+    uniforms = row_uniforms(spec.Sampling(seed=3), layout, batch)
+    cuts = ((0.0, None, None), (0.7, None, None), (0.7, 20, 0.9), (0.7, None, 0.9))
+    for temperature, top_k, top_p in cuts:
+        acceptance = impl.accept_sampled(
+            tree,
+            logits,
+            layout,
+            HORIZON,
+            uniforms,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+    new_tokens(tree, acceptance)
+    pools = tuple(torch.empty(64, 8, 128, dtype=torch.bfloat16) for _ in range(2))
+    for page_size in (1, 16):
+        impl.commit_kv(PagedKV(pools, pools, table, page_size), layout, acceptance)
+
+
+def main() -> None:
+    """Compile for the capability and the budget named on the command line."""
+    capability, budget = map(int, sys.argv[1:])
+    with compiled_for(capability) as found:
+        launch_all(4, budget, 4096, torch.bfloat16)
+    print(json.dumps([asdict(kernel) for kernel in found]))
+
+
+if __name__ == "__main__":
+    main()

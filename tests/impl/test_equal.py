@@ -1,0 +1,103 @@
+"""Every function of ``impl`` against the same function of ``spec``, on fresh inputs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ddtree import impl, spec
+from tests.impl.cases import FUNCTIONS, KINDS, case, differences
+
+SIZES = {  # batch, horizon, vocab, budget
+    "one node": (1, 1, 1, 1),
+    "root alone": (3, 2, 5, 0),
+    "nothing drafted": (2, 0, 7, 6),
+    "budget 7": (2, 7, 13, 7),
+    "a word and one": (1, 4, 19, 32),
+    "few candidates": (2, 3, 3, 33),
+    "many tokens": (1, 2, 521, 4),
+}
+LARGE = {
+    "two words": (2, 15, 67, 64),
+    "many requests": (33, 3, 13, 8),
+    "many groups": (1, 7, 1531, 67),
+    "deep": (1, 31, 9, 129),
+    "many paths": (2, 9, 300, 300),
+}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fill what torch.empty returns with NaN and the largest integers: an unwritten output shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_impl_equals_spec(name: str, size: str) -> None:
+    """Integers, masks, scores and moved KV are the reference's own."""
+    seed = list(SIZES).index(size)
+    kind = KINDS[seed % len(KINDS)]
+    assert not differences(name, case(seed, kind, *SIZES[size]))
+
+
+@pytest.mark.parametrize("listed_from", [1, 999])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_of_every_kind_of_draft_are_equal(
+    kind: str, listed_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties, missing candidates, zeros and scores beyond float32 leave trees bit-equal.
+
+    So it is whether paths are listed and sorted (and popped where too many tie) or all popped.
+    """
+    monkeypatch.setattr("ddtree.impl.tree.LISTED_FROM", listed_from)
+    assert not differences("build_tree", case(7, kind, 2, 4, 33, 16))
+
+
+def test_a_budget_over_the_threshold_lists_its_paths() -> None:
+    """A tree of more than one word of nodes, as launched by default."""
+    assert not differences("build_tree", case(8, "bfloat16", 1, 6, 131, 99))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.95), (9, None), (3, 0.6), (None, None)])
+def test_rows_that_keep_too_many_tokens_are_sampled_too(
+    top_k: int | None, top_p: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the likeliest tokens alone do not decide, whole rows are cut: the same samples."""
+    monkeypatch.setattr("ddtree.impl.sampling.TOP_P_KEPT", 4)
+    monkeypatch.setattr("ddtree.impl.sampling.MAX_KEPT", 8)
+    c = case(9, "normal", 2, 2, 19, 3)
+    options = {"temperature": 1.3, "top_k": top_k, "top_p": top_p}
+    assert not differences("accept_sampled", replace(c, options=options))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_impl_equals_spec_at_larger_sizes(name: str, size: str, kind: str) -> None:
+    """The same where trees need several words, tiles and groups."""
+    assert not differences(name, case(len(kind), kind, *LARGE[size]))
+
+
+def test_a_difference_is_reported_with_its_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: a bonus that is one too large is found."""
+    c = case(3, "normal", 2, 3, 9, 8)
+
+    def wrong(*args: object) -> spec.Acceptance:
+        right = spec.accept_greedy(*args)  # type: ignore[arg-type]
+        return replace(right, bonus=right.bonus + 1)
+
+    monkeypatch.setattr(impl, "accept_greedy", wrong)
+    lines = differences("accept_greedy", c)
+    assert [line.split(":")[0] for line in lines] == ["acceptance.bonus[0]", "acceptance.bonus[1]"]
+
+
+def test_memory_is_poisoned() -> None:
+    """What a launcher allocates does not hold a plausible value by luck."""
+    like = torch.zeros(1)
+    assert like.new_empty(3).isnan().all()
+    assert (like.new_empty(3, dtype=torch.int32) == 2**31 - 1).all()
