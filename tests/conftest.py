@@ -8,6 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # before Triton is imported: kernels run in its interpreter
+    )
+
 PROFILE = os.environ.get("DDTREE_PROFILE", "quick")
 
 # No deadline: the first example of a property pays for imports, and shared cores are slow at times.

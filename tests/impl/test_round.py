@@ -92,8 +92,8 @@ def test_buffers_are_filled_to_the_last_entry(size: str) -> None:
     batch, horizon, vocab, budget = SIZES_OF_BUFFERS[size]
     c = case(5, "normal", batch, horizon, vocab, budget)
     sizes = (batch + 2, budget + 4, 40)
-    mine = impl.VerifyBuffers(*sizes, pad_slot=-7, device=DEVICE)
-    known = spec.VerifyBuffers(*sizes, pad_slot=-7)
+    mine = impl.VerifyBuffers(*sizes, pad_slot=7777, device=DEVICE)
+    known = spec.VerifyBuffers(*sizes, pad_slot=7777)
     fouled(mine)
     mask = spec.tree_mask(c.tree, c.layout, "flat")
     mine.fill(*moved((c.tree, c.layout, mask), DEVICE))
