@@ -1,6 +1,7 @@
 """The fast path: a round on the device in Triton, same names and results as ``ddtree.spec``."""
 
 from ddtree.impl.accept import accept_greedy, accept_sampled
+from ddtree.impl.attention import verify_attention
 from ddtree.impl.buffers import VerifyBuffers
 from ddtree.impl.commit import commit_kv
 from ddtree.impl.layout import plan_verify
@@ -18,5 +19,6 @@ __all__ = [
     "convert_mask",
     "plan_verify",
     "tree_mask",
+    "verify_attention",
     "verify_round",
 ]

@@ -1,0 +1,206 @@
+"""Step 4: tree attention on a paged KV pool, in two launches and without a synchronisation.
+
+Same function and signature as ``ddtree.spec.verify_attention``; ``attention_kernels`` says how the work
+is cut. Everything about the call's widths is read on the device.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from ddtree.impl.attention_configs import AttentionConfig, choose_config
+from ddtree.impl.attention_kernels import CUT_WORDS, attend_kernel, merge_kernel
+from ddtree.spec.attention import _require_shapes
+from ddtree.spec.contracts import BitMask, TreeMask, VerifyLayout
+from ddtree.spec.errors import require
+from ddtree.spec.index import bit_words, fits_int32
+from ddtree.spec.public import public
+
+HEAD_DIMS = (64, 96, 128, 256)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LOG2E = 1.4426950408889634
+LEAST_BATCH = 64
+"""Smaller batches share one compiled kernel."""
+MERGE_ROWS = 4
+"""Rows that one program of the second kernel merges."""
+MERGE_SPLITS = 16
+"""Partial results that it loads at a time."""
+
+
+@public
+def verify_attention(
+    query: Float[Tensor, "T q_heads head_dim"],
+    key: Float[Tensor, "T kv_heads head_dim"],
+    value: Float[Tensor, "T kv_heads head_dim"],
+    key_pool: Float[Tensor, "slots kv_heads head_dim"],
+    value_pool: Float[Tensor, "slots kv_heads head_dim"],
+    layout: VerifyLayout,
+    mask: TreeMask,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " q_heads"] | None = None,
+    window: int | None = None,
+    return_lse: bool = False,
+    compute_dtype: torch.dtype = torch.float32,
+) -> tuple[Float[Tensor, "T q_heads head_dim"], Float[Tensor, "T q_heads"] | None]:
+    """Attend from every tree node to the prefix and to its ancestors.
+
+    Sums are float32, products are taken in the inputs' dtype. Two runs of one call on one device model
+    give the same bits. Nothing is checked that only the device knows: slots and widths are trusted.
+
+    Args:
+        query: ``[T, q_heads, head_dim]``; query head h reads KV head ``h // (q_heads / kv_heads)``.
+        key: ``[T, kv_heads, head_dim]`` of the tree rows.
+        value: like ``key``.
+        key_pool: ``[slots, kv_heads, head_dim]``, read at ``layout.kv_indices``.
+        value_pool: like ``key_pool``.
+        layout: the call's layout.
+        mask: the call's ancestor bits.
+        scale: factor on the scores; None: ``head_dim ** -0.5``.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: ``[q_heads]`` one more score of each head that takes weight and gives no value.
+        window: a row sees keys from ``position - window + 1`` on, by tree depth, not by row.
+        return_lse: also return the natural log of the softmax's denominator, the sink included.
+        compute_dtype: float32, the dtype of the sums.
+
+    Returns:
+        The output ``[T, q_heads, head_dim]`` in query's dtype and the log-sum-exp ``[T, q_heads]`` in
+        float32 or None. Rows past ``qo_indptr[-1]`` and rows that see nothing are 0 (-inf).
+
+    Raises:
+        InputError: shapes, dtypes or devices that do not agree or are not supported, a mask in another
+            form than ``bits``, or a softcap or window that is not positive.
+    """
+    _require_shapes(query, key, value, key_pool, value_pool, sinks)
+    words = _require_supported(query, key, value, key_pool, value_pool, layout, mask)
+    require(compute_dtype is torch.float32, f"compute_dtype is {compute_dtype}; the kernels sum in float32")
+    require(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0")
+    require(window is None or window >= 1, f"window is {window}; the least is 1, the row itself")
+    head_dim, group = query.shape[2], query.shape[1] // key.shape[1]
+    config = choose_config(query.dtype, head_dim, group, layout.max_q_len)
+    return attend(
+        query, key, value, key_pool, value_pool, layout, words,
+        scale=head_dim**-0.5 if scale is None else scale,
+        softcap=softcap,
+        sinks=sinks,
+        window=window,
+        return_lse=return_lse,
+        config=config,
+        num_programs=config.programs_per_sm * _num_sms(query.device),
+    )  # fmt: skip
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    layout: VerifyLayout,
+    words: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    window: int | None,
+    return_lse: bool,
+    config: AttentionConfig,
+    num_programs: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Launch both kernels with a configuration and a number of programs; input is trusted."""
+    num_rows, q_heads, head_dim = query.shape
+    kv_heads, device = key.shape[1], query.device
+    rows = config.block_m + config.extra_m
+    if scale < 0:  # the running maximum is taken before the scale, which must not turn it around
+        query, scale = -query, -scale
+    scale = max(scale, 1e-30)  # 0 would make the mask's -inf a NaN
+    output = torch.empty(query.shape, dtype=query.dtype, device=device)
+    lse = torch.empty(num_rows, q_heads, dtype=torch.float32, device=device) if return_lse else None
+    partial = torch.empty(num_programs, 2, rows, head_dim, dtype=torch.float32, device=device)
+    partial_stats = torch.empty(num_programs, 2, 2, rows, dtype=torch.float32, device=device)
+    cuts = torch.empty(num_programs, CUT_WORDS.value, dtype=torch.int32, device=device)
+    compiled = {
+        "KV_HEADS": kv_heads,
+        "GROUP": q_heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "DIM": triton.next_power_of_2(head_dim),
+        "HAS_SINKS": sinks is not None,
+        "HAS_LSE": return_lse,
+    }
+    attend_kernel[(num_programs,)](
+        query, key, value, key_pool, value_pool, words,
+        layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.positions, sinks,
+        output, lse, partial, partial_stats, cuts,
+        num_rows, layout.qo_indptr.numel() - 1, words.shape[1],
+        query.stride(0), query.stride(1),
+        key.stride(0), key.stride(1),
+        key_pool.stride(0), key_pool.stride(1),
+        words.stride(0),
+        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1,
+        **compiled,
+        BATCH=triton.next_power_of_2(max(layout.qo_indptr.numel() - 1, LEAST_BATCH)),
+        WORDS=triton.next_power_of_2(max(words.shape[1], 1)),
+        OFFSET=tl.int32 if fits_int32(max(_last_offset(key), _last_offset(key_pool))) else tl.int64,
+        BLOCK_M=config.block_m,
+        EXTRA_M=config.extra_m,
+        BLOCK_N=config.block_n,
+        HAS_SOFTCAP=softcap is not None,
+        HAS_WINDOW=window is not None,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        maxnreg=config.max_registers,
+    )  # fmt: skip
+    merge_kernel[(num_programs, triton.cdiv(rows, MERGE_ROWS))](
+        partial, partial_stats, cuts, layout.qo_indptr, sinks, output, lse,
+        **compiled,
+        ROWS=rows,
+        MERGE_M=MERGE_ROWS,
+        MERGE_SPLITS=MERGE_SPLITS,
+        num_warps=4,
+    )  # fmt: skip
+    return output, lse
+
+
+@cache
+def _num_sms(device: torch.device) -> int:
+    """Multiprocessors of a device; 1 for the CPU, where Triton's interpreter runs one program at a time."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _last_offset(tensor: Tensor) -> int:
+    """Offset of a tensor's last element."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _require_supported(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    layout: VerifyLayout,
+    mask: TreeMask,
+) -> Tensor:
+    """Refuse what the kernels cannot read; return the ancestor words."""
+    require(isinstance(mask, BitMask), f"mask is a {type(mask).__name__}; the kernels read ancestor bits: convert_mask(mask, layout, 'bits')")
+    assert isinstance(mask, BitMask)
+    words = mask.words
+    require(query.shape[2] in HEAD_DIMS, f"head_dim is {query.shape[2]}; supported are {HEAD_DIMS}")
+    require(query.dtype in DTYPES, f"query is {query.dtype}; supported are {DTYPES}")
+    for name, tensor in (("key", key), ("value", value), ("key_pool", key_pool), ("value_pool", value_pool)):
+        require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query {query.dtype}")
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("key_pool", key_pool), ("value_pool", value_pool), ("words", words)):
+        require(tensor.stride(-1) == 1 or tensor.shape[-1] == 1, f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be 1")
+        require(tensor.device == query.device, f"{name} is on {tensor.device}, query on {query.device}")
+    require(key.stride() == value.stride(), f"key has strides {key.stride()}, value {value.stride()}; they must be equal")
+    require(key_pool.stride() == value_pool.stride(), f"key_pool has strides {key_pool.stride()}, value_pool {value_pool.stride()}; they must be equal")
+    require(words.shape[1] >= bit_words(layout.max_q_len), f"bit mask has {words.shape[1]} words a row; max_q_len {layout.max_q_len} needs {bit_words(layout.max_q_len)}")
+    require(query.is_cuda or triton.knobs.runtime.interpret, f"query is on {query.device}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)")
+    return words

@@ -1,0 +1,217 @@
+"""``impl.verify_attention`` against the reference in float64, over awkward sizes, on this machine's kernels.
+
+On the CPU the kernels run in Triton's interpreter, in a process of their own with ``TRITON_INTERPRET=1``
+(see ``conftest.py``). bf16 is tested on a GPU only: the interpreter multiplies it wrongly.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddtree import impl, spec
+from ddtree.impl.attention import attend
+from ddtree.impl.attention_configs import AttentionConfig
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Relative error norms. Sums are float32: 2^-24 a step. The softmax's weights and the result are rounded
+# to the dtype: half a unit of the last place is 2^-11 in fp16 and 2^-8 in bf16, and less on average.
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+SMALL = AttentionConfig(16, 32, num_stages=2)
+WITH_EXTRA = AttentionConfig(64, 64, extra_m=16)
+
+
+class Call:
+    """Random tensors of one call; pool slots that no entry uses hold NaN."""
+
+    def __init__(
+        self,
+        q_lens: list[int],
+        prefixes: list[int],
+        group: int,
+        dtype: torch.dtype = torch.float32,
+        kv_heads: int = 1,
+        head_dim: int = 64,
+        page_size: int = 1,
+        padding: int = 0,
+    ) -> None:
+        """Trees with random parents; the last ``padding`` rows of each request are padding."""
+        draw = torch.Generator().manual_seed(sum(q_lens) + 7 * group)
+        batch, rows = len(q_lens), max(q_lens)
+        num_nodes = torch.tensor([max(1, q - padding) for q in q_lens], dtype=torch.int32)
+        parents = torch.full((batch, rows), -1, dtype=torch.int32)
+        depths = torch.zeros(batch, rows, dtype=torch.int32)
+        for b in range(batch):
+            for node in range(1, int(num_nodes[b])):
+                parents[b, node] = parent = int(torch.randint(0, node, (1,), generator=draw))
+                depths[b, node] = depths[b, parent] + 1
+        tokens = torch.zeros(batch, rows, dtype=torch.int64)
+        tree = spec.DraftTree(tokens, parents, depths, torch.zeros(batch, rows).double(), num_nodes)
+        context = -(-(max(prefixes) + rows) // page_size) * page_size
+        pages = torch.randperm(batch * context // page_size + 1, generator=draw)[:-1]
+        table = (pages[:, None] * page_size + torch.arange(page_size)).reshape(batch, context)
+        layout = spec.plan_verify(tree, torch.tensor(prefixes), table, torch.tensor(q_lens))
+        mask = spec.tree_mask(tree, layout, "bits")
+
+        def random(count: int, heads: int) -> Tensor:
+            return torch.randn(count, heads, head_dim, generator=draw).to(DEVICE, dtype)
+
+        def pool() -> Tensor:
+            tensor = torch.full(((batch * context // page_size + 1) * page_size, kv_heads, head_dim), torch.nan).to(DEVICE, dtype)
+            used = layout.kv_indices
+            tensor[used.to(DEVICE)] = random(used.numel(), kv_heads)
+            return tensor
+
+        total = sum(q_lens)
+        self.layout = replace(layout, **{name: value.to(DEVICE) for name, value in vars(layout).items() if isinstance(value, Tensor)})
+        self.mask = spec.BitMask(mask.words.to(DEVICE))
+        self.tensors = (random(total, kv_heads * group), random(total, kv_heads), random(total, kv_heads), pool(), pool())
+
+    def check(self, config: AttentionConfig, num_programs: int, **options: Any) -> None:
+        """Both results agree with the reference's; what is left unwritten would be NaN."""
+        query = self.tensors[0]
+        expected, expected_lse = spec.verify_attention(
+            *self.tensors, self.layout, self.mask, return_lse=True, compute_dtype=torch.float64, **options
+        )
+        given = {"softcap": None, "sinks": None, "window": None, "scale": query.shape[2] ** -0.5, **options}
+        with poisoned_memory():
+            found, found_lse = attend(
+                *self.tensors, self.layout, self.mask.words, return_lse=True, config=config, num_programs=num_programs, **given
+            )
+        assert found_lse is not None and expected_lse is not None
+        assert found.dtype == query.dtype
+        assert error(found, expected) <= TOLERANCE[query.dtype]
+        assert error(found_lse, expected_lse) <= TOLERANCE[torch.float32]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Relative error norm; places where both are -inf agree."""
+    same = found.double() == expected.double()
+    difference = torch.where(same, 0.0, found.double() - expected.double())
+    return float(difference.norm() / expected.double().nan_to_num(neginf=0.0).norm())
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Let ``torch.empty`` give NaN, so that an element never written shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("q_len", "prefix", "group", "config", "num_programs"),
+    [
+        (1, 0, 1, SMALL, 1),
+        (1, 65, 8, SMALL, 5),
+        (2, 1, 3, SMALL, 2),
+        (7, 63, 2, SMALL, 5),
+        (17, 64, 4, WITH_EXTRA, 2),
+        (17, 200, 4, WITH_EXTRA, 16),
+        (33, 65, 3, WITH_EXTRA, 5),
+        (65, 200, 1, WITH_EXTRA, 16),
+        (130, 63, 2, WITH_EXTRA, 16),
+    ],
+)
+def test_sizes(dtype: torch.dtype, q_len: int, prefix: int, group: int, config: AttentionConfig, num_programs: int) -> None:
+    """Every size beside a block's or a tile's agrees, however many programs share it."""
+    Call([q_len], [prefix], group, dtype).check(config, num_programs)
+
+
+@pytest.mark.parametrize("num_programs", [1, 2, 5, 16])
+def test_ragged(num_programs: int) -> None:
+    """Requests of different widths and prefixes, and padding rows, agree in one launch."""
+    Call([7, 33, 1], [65, 0, 130], 2, kv_heads=2, padding=2).check(SMALL, num_programs)
+
+
+@pytest.mark.parametrize("config", [SMALL, WITH_EXTRA])
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 1}, {"window": 5}, {"window": 70}, {"softcap": 3.0}, {"sinks": 0}, {"scale": -0.3}, {"scale": 0.0}, {"window": 9, "softcap": 2.0, "sinks": 1}],
+)
+def test_options(config: AttentionConfig, options: dict[str, Any]) -> None:
+    """Window by depth, softcap, sinks and scale, alone and together, split and unsplit."""
+    call = Call([17, 5], [130, 64], 4)
+    if "sinks" in options:
+        options = {**options, "sinks": torch.linspace(-3, 8, 4, device=DEVICE)}
+    call.check(config, 5, **options)
+
+
+@pytest.mark.parametrize(("head_dim", "page_size"), [(96, 16), (128, 64), (256, 1)])
+def test_head_dims_and_pages(head_dim: int, page_size: int) -> None:
+    """All head dims and page sizes agree."""
+    Call([9], [70], 2, head_dim=head_dim, page_size=page_size).check(SMALL, 3)
+
+
+def test_tail_of_fixed_buffers_is_zero() -> None:
+    """Rows past the call's last are 0, with log-sum-exp -inf, and unused requests do nothing."""
+    call = Call([5, 3], [20, 40], 2)
+    tail = 6
+    query, key, value, *pools = call.tensors
+    call.tensors = (*(torch.cat([t, t.new_full((tail, *t.shape[1:]), torch.nan)]) for t in (query, key, value)), *pools)
+    layout = call.layout
+    call.layout = replace(
+        layout,
+        qo_indptr=torch.cat([layout.qo_indptr, layout.qo_indptr[-1:].expand(3)]),
+        kv_indptr=torch.cat([layout.kv_indptr, layout.kv_indptr[-1:].expand(3)]),
+        positions=torch.cat([layout.positions, layout.positions.new_zeros(tail)]),
+        is_captured=True,
+    )
+    call.mask = spec.BitMask(torch.cat([call.mask.words, call.mask.words.new_full((tail, 1), -1)]))
+    call.check(SMALL, 4)
+    output, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+    assert not output[-tail:].any()
+
+
+def test_any_bits() -> None:
+    """The kernel reads the bits it is given: rows that see later nodes, or nothing, included."""
+    call = Call([40], [0], 1)
+    words = torch.zeros(40, 2, dtype=torch.int32, device=DEVICE)
+    words[0, 1] = 0b1000_0000  # row 0 sees node 39
+    words[5, 0] = -1  # row 5 sees nodes 0 to 31
+    call.mask = spec.BitMask(words)
+    call.check(SMALL, 1)
+    call.check(SMALL, 3)
+
+
+def test_same_bits_twice() -> None:
+    """Two runs of one call give the same bits."""
+    call = Call([33], [200], 2, torch.float16)
+    first, second = (impl.verify_attention(*call.tensors, call.layout, call.mask)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_wrong_width_garbles() -> None:
+    """The kernel reads the call's widths: a layout with another prefix really gives another result."""
+    call = Call([17], [64], 1)
+    right, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+    call.layout = replace(call.layout, kv_indptr=call.layout.kv_indptr - call.layout.kv_indptr.sign() * 9)
+    wrong, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+    assert error(wrong, right) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": spec.FlatMask(torch.ones(9, dtype=torch.bool))}, "FlatMask.*convert_mask"),
+        ({"mask": spec.BitMask(torch.zeros(3, 0, dtype=torch.int32))}, "0 words a row; max_q_len 3 needs 1"),
+        ({"window": 0}, "window is 0"),
+        ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"compute_dtype": torch.float64}, "float64"),
+    ],
+)
+def test_refuses(change: dict[str, Any], message: str) -> None:
+    """What the kernel cannot do is refused with the numbers."""
+    call = Call([3], [4], 1)
+    given = {"mask": call.mask, **change}
+    mask = given.pop("mask")
+    with pytest.raises(spec.InputError, match=message):
+        impl.verify_attention(*call.tensors, call.layout, mask, **given)
