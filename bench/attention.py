@@ -16,7 +16,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -65,8 +65,33 @@ GRID = (
     + [Cell(1, 17, 16384, 32, 4), Cell(1, 257, 16384, 32, 4), Cell(16, 65, 4096, 32, 4)]
 )
 CEILING = {"1,17,16384,32,8", "1,17,65536,32,8", "32,17,2048,32,8", "1,65,16384,32,8", "8,65,4096,32,8", "1,257,16384,32,8"}
-SWEEP = [Cell(32, 17, 2048, 32, 8), Cell(1, 17, 16384, 32, 8), Cell(8, 65, 4096, 32, 8), Cell(1, 65, 16384, 32, 8),
-         Cell(1, 257, 16384, 32, 8), Cell(8, 257, 4096, 32, 8), Cell(32, 513, 2048, 32, 8), Cell(1, 513, 2048, 32, 8)]  # fmt: skip
+SWEEP = [Cell(b, q, p, 32, 8) for b, q, p in (
+    (32, 17, 2048), (1, 17, 16384), (8, 65, 4096), (1, 65, 16384), (1, 257, 16384), (8, 257, 4096), (32, 513, 2048), (1, 513, 2048),
+    (1, 17, 65536), (8, 17, 4096), (1, 65, 65536), (8, 64, 4096), (1, 256, 16384), (32, 16, 2048), (1, 17, 2048),
+)]  # fmt: skip
+
+# Peers on one H200 in an earlier run (torch 2.11.0+cu130, bf16): (batch, q_len, prefix, KV heads of 32 query
+# heads) -> SGLang 0.5.23 extend_attention_fwd, FlashInfer 0.6.7 paged prefill with a custom mask, microseconds.
+RECORDED = {
+    (1, 17, 2048, 8): (128, 30.3), (1, 65, 2048, 8): (135, 49), (1, 257, 2048, 8): (146, 144), (1, 513, 2048, 8): (280, 363),
+    (1, 17, 16384, 8): (1081, 86.9), (1, 65, 16384, 8): (1085, 235), (1, 257, 16384, 8): (1099, 809), (1, 513, 16384, 8): (2196, 2313),
+    (1, 17, 65536, 8): (4269, 309), (1, 65, 65536, 8): (4285, 867), (1, 257, 65536, 8): (4271, 3082), (1, 513, 65536, 8): (8604, 9070),
+    (8, 17, 4096, 8): (528, 179), (8, 65, 4096, 8): (553, 603), (8, 257, 4096, 8): (1639, 1725), (8, 513, 4096, 8): (2838, 3048),
+    (32, 17, 2048, 8): (1087, 317), (32, 65, 2048, 8): (1154, 927), (32, 257, 2048, 8): (3690, 3004), (32, 513, 2048, 8): (6538, 6191),
+    (1, 17, 16384, 4): (1069, 88.0), (1, 257, 16384, 4): (1094, 803), (16, 65, 4096, 4): (1077, 1094),
+}  # fmt: skip
+
+
+def geometric_means(times: list[tuple[Cell, float]]) -> None:
+    """Print how far the floor is and how far the recorded peers are behind."""
+
+    def mean(ratios: list[float]) -> str:
+        return f"{torch.tensor(ratios).log().mean().exp():.3f} ({len(ratios)} cells, worst {max(ratios):.2f}, least {min(ratios):.2f})" if ratios else "no cell"
+
+    known = [(RECORDED[key], us) for c, us in times if (key := (c.batch, c.q_len, c.prefix, c.kv_heads)) in RECORDED]
+    print("geometric means: over the floor where that is 15 us or more", mean([us / c.floor_us for c, us in times if c.floor_us >= 15]))
+    print("  SGLang over ours", mean([peers[0] / us for peers, us in known]))
+    print("  FlashInfer over ours", mean([peers[1] / us for peers, us in known]), flush=True)
 
 
 @dataclass
@@ -108,12 +133,12 @@ def best_first_tree(q_len: int, depth: int = 15) -> spec.DraftTree:
 
 def make_call(
     q_lens: list[int], prefixes: list[int], q_heads: int, kv_heads: int, head_dim: int,
-    dtype: torch.dtype = torch.bfloat16, page_size: int = 1, seed: int = 0, poison: bool = False,
+    dtype: torch.dtype = torch.bfloat16, page_size: int = 1, seed: int = 0, spare_pages: int = 1,
 ) -> Call:  # fmt: skip
     """Random tensors on the GPU; pages of the requests are shuffled over the pool; equal trees for equal q_len."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     batch, pages = len(q_lens), [-(-p // page_size) for p in prefixes]
-    shuffled = torch.randperm(sum(pages) + 1, generator=generator, device="cuda")[: sum(pages)]
+    shuffled = torch.randperm(sum(pages) + spare_pages, generator=generator, device="cuda")[: sum(pages)]
     slots = (shuffled[:, None] * page_size + torch.arange(page_size, device="cuda")).split(pages)
     trees = [best_first_tree(q) for q in q_lens]
 
@@ -136,12 +161,10 @@ def make_call(
     def random(rows: int, heads: int) -> Tensor:
         return torch.randn(rows, heads, head_dim, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
 
-    def pool() -> Tensor:
-        tensor = random((sum(pages) + 1) * page_size, kv_heads)
-        if poison:
-            unused = torch.ones(tensor.shape[0], dtype=torch.bool, device="cuda")
-            unused[layout.kv_indices] = False
-            tensor[unused] = torch.nan
+    def pool() -> Tensor:  # slots that no entry uses hold NaN
+        slots = (sum(pages) + spare_pages) * page_size
+        tensor = torch.full((slots, kv_heads, head_dim), torch.nan, dtype=dtype, device="cuda")
+        tensor[layout.kv_indices] = random(layout.kv_indices.numel(), kv_heads)
         return tensor
 
     rows = sum(q_lens)
@@ -169,25 +192,32 @@ LSE_TOLERANCE = 1e-5  # sums are float32 in every dtype, products of float32 inp
 CHECK_OPTIONS: list[dict[str, Any]] = [
     {}, {"window": 40}, {"softcap": 20.0}, {"sinks": True}, {"window": 3, "softcap": 5.0, "sinks": True},
 ]  # fmt: skip
-CHECK_SHAPES: list[tuple[list[int], list[int], int, int, int, int]] = [  # q_lens, prefixes, heads q/kv, head dim, page
-    ([17], [200], 32, 8, 128, 1),
-    ([65, 1, 130], [0, 65, 1500], 32, 8, 128, 1),
-    ([257], [2048], 32, 8, 128, 1),
-    ([513, 33], [64, 4099], 8, 2, 128, 16),
-    ([2, 7, 17, 33], [63, 64, 65, 1], 6, 2, 64, 1),
-    ([65, 17], [1000, 3], 4, 4, 96, 1),
-    ([33], [777], 16, 2, 256, 64),
-    ([17] * 40, [100 + 37 * i for i in range(40)], 8, 1, 128, 1),
+CHECK_SHAPES: list[tuple[list[int], list[int], int, int, int, int, int]] = [  # q_lens, prefixes, heads q/kv, head dim, page, spare pages
+    ([17], [200], 32, 8, 128, 1, 1),
+    ([65, 1, 130], [0, 65, 1500], 32, 8, 128, 1, 1),
+    ([257], [2048], 32, 8, 128, 1, 1),
+    ([513, 33], [64, 4099], 8, 2, 128, 16, 1),
+    ([2, 7, 17, 33], [63, 64, 65, 1], 6, 2, 64, 1, 1),
+    ([65, 17], [1000, 3], 4, 4, 96, 1, 1),
+    ([33], [777], 16, 2, 256, 64, 1),
+    ([17] * 40, [100 + 37 * i for i in range(40)], 8, 1, 128, 1, 1),
+    ([17, 65], [3000, 65], 32, 8, 128, 1, 1_500_000),  # 3 GB of keys: byte offsets past 2^31
+    ([17, 65], [3000, 65], 32, 8, 128, 1, 2_200_000),  # element offsets past 2^31
 ]
 
 
 def check_one(job: tuple[torch.dtype, int]) -> list[dict[str, Any]]:
     """Compare one shape in one dtype with the reference, over the options (in a process of its own)."""
     dtype, number = job
-    q_lens, prefixes, q_heads, kv_heads, head_dim, page = CHECK_SHAPES[number]
-    call = make_call(q_lens, prefixes, q_heads, kv_heads, head_dim, dtype, page, seed=number, poison=True)
+    q_lens, prefixes, q_heads, kv_heads, head_dim, page, spare = CHECK_SHAPES[number]
+    call = make_call(q_lens, prefixes, q_heads, kv_heads, head_dim, dtype, page, number, spare)
     configs = [choose_config(dtype, head_dim, q_heads // kv_heads, max(q_lens))]
-    more = [AttentionConfig(64, 64, extra_m=16), AttentionConfig(128, 64, num_warps=8, programs_per_sm=1)]
+    more = [
+        AttentionConfig(64, 64, extra_m=16, overlap=True),
+        AttentionConfig(64, 64, extra_m=16, ahead=True, align=False, rest_stages=1),
+        AttentionConfig(128, 64, num_warps=8, max_registers=128, extra_m=16),
+        AttentionConfig(128, 32, num_warps=8, num_stages=4, ahead=True, max_registers=128, extra_m=16, rest_stages=3),
+    ]
     rows = []
     for option in CHECK_OPTIONS:
         given = dict(option)
@@ -216,9 +246,12 @@ def check_one(job: tuple[torch.dtype, int]) -> list[dict[str, Any]]:
 def check(out: Path, limit: float) -> bool:
     """Compare with the reference over shapes, dtypes and options; True if all agree."""
     started = time.monotonic()
-    jobs = [(dtype, number) for number in range(len(CHECK_SHAPES)) for dtype in TOLERANCE]
+    jobs = [(dtype, number) for number, shape in enumerate(CHECK_SHAPES) for dtype in TOLERANCE if shape[-1] == 1 or dtype is torch.bfloat16]
+    rows = []
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
-        rows = [row for some in pool.map(check_one, jobs, timeout=limit) for row in some]
+        for job in as_completed([pool.submit(check_one, job) for job in jobs], timeout=limit):
+            rows += job.result()
+            print(f"  {len(rows)} checked, {sum(not r['ok'] for r in rows)} disagree, {time.monotonic() - started:.0f} s")
     for row in rows:
         if not row["ok"]:
             print("BAD", row, flush=True)
@@ -261,6 +294,21 @@ def graph_us(runs: list[Callable[[], Any]], replays: int = 15) -> float:
     return 1e3 * times[len(times) // 2] / len(runs)
 
 
+def first_kernel_us(calls: list[Call], config: AttentionConfig) -> float:
+    """Time without the merge: what it costs."""
+    from ddtree.impl import attention
+
+    class Nothing:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *a, **k: None
+
+    merge, attention.merge_kernel = attention.merge_kernel, Nothing()
+    try:
+        return graph_us([lambda c=c: c.run(config) for c in calls])  # type: ignore[misc]
+    finally:
+        attention.merge_kernel = merge
+
+
 def ceiling_us(cell: Cell) -> float:
     """SDPA without a mask on contiguous KV, heads of a group packed into rows: the best backend."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -288,37 +336,44 @@ def candidates(cell: Cell) -> Iterator[AttentionConfig]:
     """The configurations that a sweep tries on a cell."""
     rows = cell.q_len * cell.q_heads // cell.kv_heads
     config = AttentionConfig
-    small = [
-        config(64, 64, num_stages=3, programs_per_sm=2),
-        config(64, 64, num_stages=2, programs_per_sm=2),
-        config(64, 64, num_stages=2, programs_per_sm=3, max_registers=168),
-        config(64, 32, num_stages=3, programs_per_sm=2),
-        config(64, 32, num_stages=4, programs_per_sm=2),
-        config(64, 32, num_stages=3, programs_per_sm=3, max_registers=168),
-        config(64, 128, num_stages=2, programs_per_sm=1),
+    small = config(64, 64, num_stages=3)
+    large = config(128, 64, num_warps=8, num_stages=3, max_registers=128)
+    with_extra = [
+        small,
+        large,
+        config(64, 64, num_stages=3, ahead=True),
+        config(128, 64, num_warps=8, num_stages=2, ahead=True, max_registers=128),
+        config(128, 32, num_warps=8, num_stages=4, ahead=True, max_registers=128),
     ]
-    large = [
-        config(128, 64, num_warps=8, num_stages=3, programs_per_sm=1),
-        config(128, 64, num_warps=8, num_stages=4, programs_per_sm=1),
-        config(128, 64, num_warps=8, num_stages=2, programs_per_sm=2, max_registers=128),
-        config(128, 32, num_warps=8, num_stages=3, programs_per_sm=2, max_registers=128),
-        config(128, 32, num_warps=8, num_stages=4, programs_per_sm=2, max_registers=128),
-        config(128, 128, num_warps=8, num_stages=2, programs_per_sm=1),
-        config(128, 64, num_warps=4, num_stages=2, programs_per_sm=2),
-        config(128, 32, num_warps=4, num_stages=3, programs_per_sm=2),
+    without = [
+        config(64, 32, num_stages=3, ahead=True, programs_per_sm=3, max_registers=168),
+        config(64, 32, num_stages=2, ahead=True, programs_per_sm=4, max_registers=128),
+        config(128, 32, num_warps=8, num_stages=3, ahead=True, max_registers=128),
+        config(128, 64, num_warps=4, num_stages=3),
+        config(128, 32, num_warps=4, num_stages=4, ahead=True),
+        config(128, 64, num_warps=8, num_stages=4, ahead=True, programs_per_sm=1),
+        config(128, 128, num_warps=8, num_stages=3, programs_per_sm=1),
+        replace(small, align=False),
+        replace(large, align=False),
+        replace(small, overlap=True),
+        replace(large, overlap=True),
+        replace(large, rest_stages=1),
+        replace(large, rest_stages=3),
     ]
-    for base in small:
-        yield base
-        yield replace(base, extra_m=16)
-    if rows > 64:
-        for base in large:
-            yield base
-            yield replace(base, extra_m=16)
+    yield from with_extra
+    for base in with_extra:
+        if 0 < rows % base.block_m <= 16:
+            for cost in (5, 8, 11):
+                yield replace(base, extra_m=16, extra_cost=cost)
+    yield from without
 
 
-def sweep_variants() -> dict[tuple[int, int], Cell]:
-    """A small cell for each compiled variant of the sweep's cells: the words of a row and the group."""
-    return {(triton.next_power_of_2(-(-c.q_len // 32)), c.q_heads // c.kv_heads): c for c in SWEEP}
+def label(c: AttentionConfig) -> str:
+    """A configuration in short."""
+    return (
+        f"m{c.block_m}+{c.extra_m}{f'@{c.extra_cost}' if c.extra_m else ''} n{c.block_n} w{c.num_warps} s{c.num_stages} "
+        f"p{c.programs_per_sm} r{c.max_registers or ''} {'ahead' if c.ahead else 'indirect'} {'' if c.align else 'unaligned '}{'pdl ' if c.overlap else ''}rest{c.rest_stages}"
+    )
 
 
 def compile_one(job: tuple[Cell, AttentionConfig]) -> str:
@@ -335,18 +390,19 @@ def compile_one(job: tuple[Cell, AttentionConfig]) -> str:
 def sweep(out: Path, limit: float, cells: list[Cell]) -> None:
     """Time every candidate on the sweep's cells."""
     started = time.monotonic()
-    jobs = [(cell, c) for cell in sweep_variants().values() for c in candidates(cell)]
+    wanted = {(c.q_heads // c.kv_heads, replace(config, extra_cost=5, programs_per_sm=1)): c for c in cells for config in candidates(c)}
+    jobs = [(cell, config) for (_, config), cell in wanted.items()]
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         problems = {p for p in pool.map(compile_one, jobs) if p}
     print(f"compiled {len(jobs)} in {time.monotonic() - started:.0f} s", *sorted(problems), sep="\n", flush=True)
-    rows = []
+    rows, best, ready = [], [], time.monotonic()
     for number, cell in enumerate(cells):
-        share = started + limit * (number + 1) / len(cells)
+        share = ready + (limit - (ready - started)) * (number + 1) / len(cells)
         calls = calls_of(cell)
         expected, _ = calls[0].reference()
         results = []
         for config in candidates(cell):
-            if time.monotonic() > max(share, started + 60) and results:
+            if time.monotonic() > share and results:
                 print("time limit within", cell)
                 break
             try:
@@ -362,12 +418,17 @@ def sweep(out: Path, limit: float, cells: list[Cell]) -> None:
             results.append((us, config))
             rows.append({"cell": asdict(cell), "config": asdict(config), "us": us, "floor_us": cell.floor_us, "error": e})
         results.sort(key=lambda r: r[0])
-        print(f"\n{cell} floor {cell.floor_us:.1f}", flush=True)
-        for us, c in results[:8] + results[-1:]:
-            print(f"  {us:8.1f} us {us / cell.floor_us:5.2f}x  m{c.block_m}+{c.extra_m} n{c.block_n} w{c.num_warps} s{c.num_stages} p{c.programs_per_sm} r{c.max_registers}", flush=True)
+        best.append((cell, results[0][0]))
+        print(f"\nbatch {cell.batch} q_len {cell.q_len} prefix {cell.prefix} heads {cell.q_heads}/{cell.kv_heads} floor {cell.floor_us:.1f}, {time.monotonic() - started:.0f} s")
+        for us, c in results:
+            print(f"  {us:8.1f} us {us / cell.floor_us:5.2f}x  {label(c)}", flush=True)
+        print(f"  {first_kernel_us(calls, results[0][1]):8.1f} us the first kernel of the best alone")
         (out / "attention_sweep.json").write_text(json.dumps(rows))
         del calls, expected
         torch.cuda.empty_cache()
+    for cell, us in best:
+        print(f"best {cell.batch},{cell.q_len},{cell.prefix} {us:.1f} us {us / cell.floor_us:.2f}x")
+    geometric_means(best)
     print(f"sweep: {time.monotonic() - started:.0f} s")
 
 
@@ -396,10 +457,8 @@ def grid(out: Path, limit: float, cells: list[Cell], with_ceiling: bool) -> None
         a, b = figures
         print(f"{cell.batch:5} {cell.q_len:5} {cell.prefix:6} {cell.q_heads:3}/{cell.kv_heads} {cell.floor_us:7.1f} {a['us']:8.1f} {a['us'] / a['floor_us']:7.2f} {ceiling:9.1f} {b['us']:9.1f} {b['us'] / b['floor_us']:7.2f}", flush=True)
         (out / "attention_grid.json").write_text(json.dumps({"rows": rows, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}))
-    for key, least in (("q", 15.0), ("full", 15.0)):
-        ratios = [r[key]["us"] / r[key]["floor_us"] for r in rows if r[key]["floor_us"] >= least]
-        if ratios:
-            print(f"geometric mean over the floor, {key}: {torch.tensor(ratios).log().mean().exp():.3f} ({len(ratios)} cells of {least} us or more)")
+    for key in ("q", "full"):
+        geometric_means([(Cell(**r[key]["cell"]), r[key]["us"]) for r in rows])
 
 
 def main() -> None:

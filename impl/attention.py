@@ -115,15 +115,14 @@ def attend(
     """Launch both kernels with a configuration and a number of programs; input is trusted."""
     num_rows, q_heads, head_dim = query.shape
     kv_heads, device = key.shape[1], query.device
-    rows = config.block_m + config.extra_m
     if scale < 0:  # the running maximum is taken before the scale, which must not turn it around
         query, scale = -query, -scale
     scale = max(scale, 1e-30)  # 0 would make the mask's -inf a NaN
     output = torch.empty(query.shape, dtype=query.dtype, device=device)
     lse = torch.empty(num_rows, q_heads, dtype=torch.float32, device=device) if return_lse else None
-    partial = torch.empty(num_programs, 2, rows, head_dim, dtype=torch.float32, device=device)
-    partial_stats = torch.empty(num_programs, 2, 2, rows, dtype=torch.float32, device=device)
-    cuts = torch.empty(num_programs, CUT_WORDS.value, dtype=torch.int32, device=device)
+    partial = torch.empty(num_programs, 2, config.block_m, head_dim, dtype=torch.float32, device=device)
+    partial_stats = torch.empty(num_programs, 2, 2, config.block_m, dtype=torch.float32, device=device)
+    cuts = torch.empty(CUT_WORDS.value, num_programs, dtype=torch.int32, device=device)
     compiled = {
         "KV_HEADS": kv_heads,
         "GROUP": q_heads // kv_heads,
@@ -141,26 +140,32 @@ def attend(
         key.stride(0), key.stride(1),
         key_pool.stride(0), key_pool.stride(1),
         words.stride(0),
-        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1,
+        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1, config.extra_cost,
         **compiled,
         BATCH=triton.next_power_of_2(max(layout.qo_indptr.numel() - 1, LEAST_BATCH)),
-        WORDS=triton.next_power_of_2(max(words.shape[1], 1)),
         OFFSET=tl.int32 if fits_int32(max(_last_offset(key), _last_offset(key_pool))) else tl.int64,
         BLOCK_M=config.block_m,
         EXTRA_M=config.extra_m,
         BLOCK_N=config.block_n,
         HAS_SOFTCAP=softcap is not None,
         HAS_WINDOW=window is not None,
+        AHEAD=config.ahead,
+        ALIGN=config.align,
+        REST_STAGES=config.rest_stages,
+        OVERLAP=config.overlap,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,
     )  # fmt: skip
-    merge_kernel[(num_programs, triton.cdiv(rows, MERGE_ROWS))](
-        partial, partial_stats, cuts, layout.qo_indptr, sinks, output, lse,
+    merge_kernel[(num_programs,)](
+        partial, partial_stats, cuts, layout.qo_indptr, sinks, output, lse, num_programs,
         **compiled,
-        ROWS=rows,
+        BLOCK_M=config.block_m,
+        PROGRAMS=triton.next_power_of_2(num_programs),
         MERGE_M=MERGE_ROWS,
         MERGE_SPLITS=MERGE_SPLITS,
+        OVERLAP=config.overlap,
+        **({"launch_pdl": True} if config.overlap else {}),
         num_warps=4,
     )  # fmt: skip
     return output, lse

@@ -19,7 +19,13 @@ class AttentionConfig:
     block_n: int
     """KV entries of a block; a multiple of 32, the bits of an ancestor word."""
     extra_m: int = 0
-    """Rows of a tile past ``block_m``, multiplied as columns: for row counts just over a tile."""
+    """Rows of the extra tile, for row counts just over full tiles; 0: never one."""
+    extra_cost: int = 5
+    """What a block costs the extra tile, in sixteenths of what it costs a full one."""
+    ahead: bool = False
+    align: bool = True
+    rest_stages: int = 2
+    overlap: bool = False
     num_warps: int = 4
     num_stages: int = 3
     """Depth of the load pipeline: ``num_stages - 1`` blocks are in flight."""
@@ -39,7 +45,5 @@ def choose_config(
     if head_dim > 128:
         return AttentionConfig(64, 32, num_stages=3, programs_per_sm=1)
     if rows <= 64:
-        return AttentionConfig(64, 64, num_stages=3, programs_per_sm=2)
-    if rows <= 80:
-        return AttentionConfig(64, 64, extra_m=16, num_stages=3, programs_per_sm=2)
-    return AttentionConfig(128, 64, num_warps=8, num_stages=3, programs_per_sm=1)
+        return AttentionConfig(64, 64, num_stages=3)
+    return AttentionConfig(128, 64, extra_m=16, num_warps=8, num_stages=3, max_registers=128)
