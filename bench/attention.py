@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -65,7 +66,8 @@ GRID = (
     + [Cell(1, 17, 16384, 32, 4), Cell(1, 257, 16384, 32, 4), Cell(16, 65, 4096, 32, 4)]
 )
 CEILING = {"1,17,16384,32,8", "1,17,65536,32,8", "32,17,2048,32,8", "1,65,16384,32,8", "8,65,4096,32,8", "1,257,16384,32,8"}
-SWEEP = [Cell(b, q, p, 32, 8) for b, q, p in (
+SWEEP = [*GRID, *(replace(c, q_len=c.q_len - 1) for c in GRID)]
+OLD = [Cell(b, q, p, 32, 8) for b, q, p in (
     (32, 17, 2048), (1, 17, 16384), (8, 65, 4096), (1, 65, 16384), (1, 257, 16384), (8, 257, 4096), (32, 513, 2048), (1, 513, 2048),
     (1, 17, 65536), (8, 17, 4096), (1, 65, 65536), (8, 64, 4096), (1, 256, 16384), (32, 16, 2048), (1, 17, 2048),
 )]  # fmt: skip
@@ -213,10 +215,9 @@ def check_one(job: tuple[torch.dtype, int]) -> list[dict[str, Any]]:
     call = make_call(q_lens, prefixes, q_heads, kv_heads, head_dim, dtype, page, number, spare)
     configs = [choose_config(dtype, head_dim, q_heads // kv_heads, max(q_lens))]
     more = [
-        AttentionConfig(64, 64, extra_m=16, overlap=True),
-        AttentionConfig(64, 64, extra_m=16, ahead=True, align=False, rest_stages=1),
-        AttentionConfig(128, 64, num_warps=8, max_registers=128, extra_m=16),
-        AttentionConfig(128, 32, num_warps=8, num_stages=4, ahead=True, max_registers=128, extra_m=16, rest_stages=3),
+        AttentionConfig(64, 64, num_stages=2, odd_m=16, overlap=True),
+        AttentionConfig(64, 64, num_stages=2, odd_m=16, paired=True, near=True),
+        AttentionConfig(128, 64, num_warps=8, num_stages=4, programs_per_sm=1, odd_m=16),
     ]
     rows = []
     for option in CHECK_OPTIONS:
@@ -243,10 +244,10 @@ def check_one(job: tuple[torch.dtype, int]) -> list[dict[str, Any]]:
     return rows
 
 
-def check(out: Path, limit: float) -> bool:
+def check(out: Path, limit: float, dtypes: list[torch.dtype]) -> bool:
     """Compare with the reference over shapes, dtypes and options; True if all agree."""
     started = time.monotonic()
-    jobs = [(dtype, number) for number, shape in enumerate(CHECK_SHAPES) for dtype in TOLERANCE if shape[-1] == 1 or dtype is torch.bfloat16]
+    jobs = [(dtype, number) for number, shape in enumerate(CHECK_SHAPES) for dtype in dtypes if shape[-1] == 1 or dtype is torch.bfloat16]
     rows = []
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         for job in as_completed([pool.submit(check_one, job) for job in jobs], timeout=limit):
@@ -337,43 +338,38 @@ def candidates(cell: Cell) -> Iterator[AttentionConfig]:
     rows = cell.q_len * cell.q_heads // cell.kv_heads
     config = AttentionConfig
     small = config(64, 64, num_stages=3)
-    large = config(128, 64, num_warps=8, num_stages=3, max_registers=128)
-    with_extra = [
-        small,
-        large,
-        config(64, 64, num_stages=3, ahead=True),
-        config(128, 64, num_warps=8, num_stages=2, ahead=True, max_registers=128),
-        config(128, 32, num_warps=8, num_stages=4, ahead=True, max_registers=128),
-    ]
-    without = [
-        config(64, 32, num_stages=3, ahead=True, programs_per_sm=3, max_registers=168),
-        config(64, 32, num_stages=2, ahead=True, programs_per_sm=4, max_registers=128),
-        config(128, 32, num_warps=8, num_stages=3, ahead=True, max_registers=128),
-        config(128, 64, num_warps=4, num_stages=3),
-        config(128, 32, num_warps=4, num_stages=4, ahead=True),
-        config(128, 64, num_warps=8, num_stages=4, ahead=True, programs_per_sm=1),
-        config(128, 128, num_warps=8, num_stages=3, programs_per_sm=1),
-        replace(small, align=False),
-        replace(large, align=False),
-        replace(small, overlap=True),
-        replace(large, overlap=True),
-        replace(large, rest_stages=1),
-        replace(large, rest_stages=3),
-    ]
-    yield from with_extra
-    for base in with_extra:
-        if 0 < rows % base.block_m <= 16:
-            for cost in (5, 8, 11):
-                yield replace(base, extra_m=16, extra_cost=cost)
-    yield from without
+    two = config(64, 64, num_stages=2)
+    large = config(128, 64, num_warps=8, num_stages=4, programs_per_sm=1)
+    yield small
+    yield replace(small, merge_splits=16)
+    yield replace(small, overlap=True)
+    yield replace(small, paired=True)
+    yield replace(small, paired=True, near=True)
+    yield replace(two, paired=True, near=True)
+    yield replace(two, near=True)
+    yield two
+    yield large
+    yield config(128, 128, num_warps=8, num_stages=3, programs_per_sm=1)
+    yield config(128, 128, num_warps=8, num_stages=2, programs_per_sm=1)
+    yield config(64, 64, num_warps=8, num_stages=3, max_registers=128)
+    yield config(128, 32, num_warps=8, num_stages=4, max_registers=128)
+    if rows > 64 and 0 < rows % 64 <= 16 and rows // 64 <= 16:
+        yield replace(two, odd_m=16)
+        yield replace(two, odd_m=16, merge_splits=16)
+        yield replace(two, odd_m=16, overlap=True)
+        yield replace(two, odd_m=16, paired=True, near=True)
+        yield config(64, 32, num_stages=4, odd_m=16)
+        yield config(64, 32, num_stages=5, odd_m=16)
+        yield config(64, 64, num_warps=8, num_stages=2, max_registers=128, odd_m=16)
+        if rows > 128 and 0 < rows % 128 <= 16:
+            yield replace(large, odd_m=16)
+            yield config(128, 128, num_warps=8, num_stages=2, programs_per_sm=1, odd_m=16)
 
 
 def label(c: AttentionConfig) -> str:
     """A configuration in short."""
-    return (
-        f"m{c.block_m}+{c.extra_m}{f'@{c.extra_cost}' if c.extra_m else ''} n{c.block_n} w{c.num_warps} s{c.num_stages} "
-        f"p{c.programs_per_sm} r{c.max_registers or ''} {'ahead' if c.ahead else 'indirect'} {'' if c.align else 'unaligned '}{'pdl ' if c.overlap else ''}rest{c.rest_stages}"
-    )
+    flags = [name for name in ("paired", "near", "overlap") if getattr(c, name)]
+    return f"m{c.block_m}+{c.odd_m} n{c.block_n} w{c.num_warps} s{c.num_stages} p{c.programs_per_sm} r{c.max_registers or ''} merge{c.merge_splits} {' '.join(flags)}"
 
 
 def compile_one(job: tuple[Cell, AttentionConfig]) -> str:
@@ -387,11 +383,32 @@ def compile_one(job: tuple[Cell, AttentionConfig]) -> str:
     return ""
 
 
+@triton.jit
+def where_kernel(out, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Note the multiprocessor of each program."""
+    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(out + tl.program_id(0), sm)
+
+
+def multiprocessors() -> list[str]:
+    """Which programs share a multiprocessor."""
+    out = torch.zeros(264, dtype=torch.int32, device="cuda")
+    call = make_call([17], [64], 32, 8, 128)
+    call.run(AttentionConfig(64, 64))
+    where_kernel[(264,)](out, 1)
+    a = out.tolist()
+    return [str(a[:8]), str(a[132:140]), f"{sum(x == y for x, y in zip(a[:132], a[132:], strict=True))} of 132 pairs p, p + 132 share one"]
+
+
 def sweep(out: Path, limit: float, cells: list[Cell]) -> None:
     """Time every candidate on the sweep's cells."""
     started = time.monotonic()
-    wanted = {(c.q_heads // c.kv_heads, replace(config, extra_cost=5, programs_per_sm=1)): c for c in cells for config in candidates(c)}
+    wanted = {(c.q_heads // c.kv_heads, replace(config, programs_per_sm=1)): c for c in cells for config in candidates(c)}
     jobs = [(cell, config) for (_, config), cell in wanted.items()]
+    try:
+        print("multiprocessors of programs 0 to 7 and 132 to 139", *multiprocessors(), flush=True)
+    except Exception as reason:  # noqa: BLE001
+        print("no multiprocessors", reason)
     with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
         problems = {p for p in pool.map(compile_one, jobs) if p}
     print(f"compiled {len(jobs)} in {time.monotonic() - started:.0f} s", *sorted(problems), sep="\n", flush=True)
@@ -422,7 +439,7 @@ def sweep(out: Path, limit: float, cells: list[Cell]) -> None:
         print(f"\nbatch {cell.batch} q_len {cell.q_len} prefix {cell.prefix} heads {cell.q_heads}/{cell.kv_heads} floor {cell.floor_us:.1f}, {time.monotonic() - started:.0f} s")
         for us, c in results:
             print(f"  {us:8.1f} us {us / cell.floor_us:5.2f}x  {label(c)}", flush=True)
-        print(f"  {first_kernel_us(calls, results[0][1]):8.1f} us the first kernel of the best alone")
+        print(f"  {first_kernel_us(calls, results[0][1]):8.1f} us the first kernel of the best alone; of the first {first_kernel_us(calls, next(candidates(cell))):8.1f}")
         (out / "attention_sweep.json").write_text(json.dumps(rows))
         del calls, expected
         torch.cuda.empty_cache()
@@ -468,6 +485,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each part")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--cells", type=int, nargs="*", help="numbers of the cells to run")
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "float16", "bfloat16"], help="what check compares")
     parser.add_argument("--no-ceiling", action="store_true")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -477,7 +495,7 @@ def main() -> None:
         cells = [cells[i] for i in arguments.cells]
     for what in arguments.what:
         if what == "check":
-            check(arguments.out, arguments.limit)
+            check(arguments.out, arguments.limit, [d for d in TOLERANCE if str(d).removeprefix("torch.") in arguments.dtypes])
         elif what == "grid":
             grid(arguments.out, arguments.limit, cells, not arguments.no_ceiling)
         else:

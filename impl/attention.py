@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ddtree.impl.attention_configs import AttentionConfig, choose_config
-from ddtree.impl.attention_kernels import CUT_WORDS, attend_kernel, merge_kernel
+from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
 from ddtree.spec.attention import _require_shapes
 from ddtree.spec.contracts import BitMask, TreeMask, VerifyLayout
 from ddtree.spec.errors import require
@@ -25,10 +25,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOG2E = 1.4426950408889634
 LEAST_BATCH = 64
 """Smaller batches share one compiled kernel."""
-MERGE_ROWS = 4
-"""Rows that one program of the second kernel merges."""
-MERGE_SPLITS = 16
-"""Partial results that it loads at a time."""
+MOST_ODD_TILES = 16
+"""With more full tiles, odd rows make one more tile."""
 
 
 @public
@@ -120,9 +118,20 @@ def attend(
     scale = max(scale, 1e-30)  # 0 would make the mask's -inf a NaN
     output = torch.empty(query.shape, dtype=query.dtype, device=device)
     lse = torch.empty(num_rows, q_heads, dtype=torch.float32, device=device) if return_lse else None
-    partial = torch.empty(num_programs, 2, config.block_m, head_dim, dtype=torch.float32, device=device)
-    partial_stats = torch.empty(num_programs, 2, 2, config.block_m, dtype=torch.float32, device=device)
-    cuts = torch.empty(CUT_WORDS.value, num_programs, dtype=torch.int32, device=device)
+    batch, max_rows = layout.qo_indptr.numel() - 1, layout.max_q_len * (q_heads // kv_heads)
+    items, odd_tiles, odd_m = batch * kv_heads, max_rows // config.block_m, config.odd_m
+    if not (1 <= odd_tiles <= MOST_ODD_TILES and 0 < max_rows % config.block_m <= odd_m):
+        odd_tiles = odd_m = 0
+
+    def floats(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+
+    partial = floats(num_programs, 2, config.block_m, head_dim)
+    partial_stats = floats(num_programs, 2, 2, config.block_m)
+    odd_partial = floats(items * odd_tiles + max(num_programs, odd_tiles), odd_m, head_dim) if odd_m else None
+    odd_stats = floats(items * odd_tiles + max(num_programs, odd_tiles), 2, odd_m) if odd_m else None
+    records = torch.empty(RECORD_WORDS.value, num_programs + items, dtype=torch.int32, device=device)
+    num_records = torch.empty(2, dtype=torch.int32, device=device)
     compiled = {
         "KV_HEADS": kv_heads,
         "GROUP": q_heads // kv_heads,
@@ -134,39 +143,41 @@ def attend(
     attend_kernel[(num_programs,)](
         query, key, value, key_pool, value_pool, words,
         layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.positions, sinks,
-        output, lse, partial, partial_stats, cuts,
-        num_rows, layout.qo_indptr.numel() - 1, words.shape[1],
+        output, lse, partial, partial_stats, odd_partial, odd_stats, records, num_records,
+        num_rows, batch, words.shape[1], odd_tiles,
         query.stride(0), query.stride(1),
         key.stride(0), key.stride(1),
         key_pool.stride(0), key_pool.stride(1),
         words.stride(0),
-        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1, config.extra_cost,
+        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1, 0,
         **compiled,
-        BATCH=triton.next_power_of_2(max(layout.qo_indptr.numel() - 1, LEAST_BATCH)),
+        BATCH=triton.next_power_of_2(max(batch, LEAST_BATCH)),
         OFFSET=tl.int32 if fits_int32(max(_last_offset(key), _last_offset(key_pool))) else tl.int64,
         BLOCK_M=config.block_m,
-        EXTRA_M=config.extra_m,
+        ODD_M=odd_m,
         BLOCK_N=config.block_n,
         HAS_SOFTCAP=softcap is not None,
         HAS_WINDOW=window is not None,
-        AHEAD=config.ahead,
-        ALIGN=config.align,
-        REST_STAGES=config.rest_stages,
+        PAIRED=config.paired,
+        NEAR=config.near,
         OVERLAP=config.overlap,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,
     )  # fmt: skip
-    merge_kernel[(num_programs,)](
-        partial, partial_stats, cuts, layout.qo_indptr, sinks, output, lse, num_programs,
+    # any grid is right: programs walk the records
+    tiles = min(num_programs, items * triton.cdiv(max_rows, config.block_m)) + (items if odd_m else 0)
+    merge_kernel[(tiles, triton.cdiv(min(config.block_m, max_rows), config.merge_m))](
+        partial, partial_stats, odd_partial, odd_stats, records, num_records, layout.qo_indptr, sinks, output, lse,
+        num_programs, records.shape[1],
         **compiled,
         BLOCK_M=config.block_m,
-        PROGRAMS=triton.next_power_of_2(num_programs),
-        MERGE_M=MERGE_ROWS,
-        MERGE_SPLITS=MERGE_SPLITS,
+        ODD_M=odd_m,
+        MERGE_M=config.merge_m,
+        MERGE_SPLITS=config.merge_splits,
         OVERLAP=config.overlap,
         **({"launch_pdl": True} if config.overlap else {}),
-        num_warps=4,
+        num_warps=config.merge_warps,
     )  # fmt: skip
     return output, lse
 

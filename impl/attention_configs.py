@@ -18,14 +18,14 @@ class AttentionConfig:
     """Packed query rows of a tile."""
     block_n: int
     """KV entries of a block; a multiple of 32, the bits of an ancestor word."""
-    extra_m: int = 0
-    """Rows of the extra tile, for row counts just over full tiles; 0: never one."""
-    extra_cost: int = 5
-    """What a block costs the extra tile, in sixteenths of what it costs a full one."""
-    ahead: bool = False
-    align: bool = True
-    rest_stages: int = 2
+    odd_m: int = 0
+    """Most rows past full tiles that the tiles' programs share; 0: they make one more tile."""
+    paired: bool = False
+    near: bool = False
     overlap: bool = False
+    merge_m: int = 4
+    merge_splits: int = 8
+    merge_warps: int = 4
     num_warps: int = 4
     num_stages: int = 3
     """Depth of the load pipeline: ``num_stages - 1`` blocks are in flight."""
@@ -46,4 +46,4 @@ def choose_config(
         return AttentionConfig(64, 32, num_stages=3, programs_per_sm=1)
     if rows <= 64:
         return AttentionConfig(64, 64, num_stages=3)
-    return AttentionConfig(128, 64, extra_m=16, num_warps=8, num_stages=3, max_registers=128)
+    return AttentionConfig(128, 64, num_warps=8, num_stages=3, max_registers=128)

@@ -34,14 +34,13 @@ from ddtree.impl.index import (
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# One cut tile, in int32 words, a row of `cuts` for each program that may note one: number of partial
-# results (0: none), request, KV head, the tile's first row, first partial's program, distance between
-# their programs.
-CUT_WORDS = tl.constexpr(6)
+# A record says what to merge: number of partial results (0: none), request, KV head, the tile's first row,
+# first partial result, distance between them.
+RECORD_WORDS = tl.constexpr(6)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "batch", "num_words", "words_stride", "window", "extra_cost"]  # no recompilation between calls
+    do_not_specialize=["num_rows", "batch", "num_words", "words_stride", "window", "spare", "odd_tiles"]  # no recompilation between calls
 )
 def attend_kernel(
     # inputs
@@ -61,11 +60,15 @@ def attend_kernel(
     lse,  # [T, KV_HEADS * GROUP]
     partial,  # [programs, 2, BLOCK_M, HEAD_DIM]
     partial_stats,  # [programs, 2, 2, BLOCK_M]: maximum, sum
-    cuts,  # [CUT_WORDS, programs]
+    odd_partial,  # [batch * KV_HEADS * odd_tiles + max(programs, odd_tiles), ODD_M, HEAD_DIM]
+    odd_stats,  # [..., 2, ODD_M]
+    records,  # [RECORD_WORDS, programs + batch * KV_HEADS]: tiles, then odd rows
+    num_records,  # [2] of tiles and of odd rows
     # sizes
     num_rows,
     batch,
     num_words,
+    odd_tiles,  # most full tiles for which there is room in odd_partial
     query_stride_row,
     query_stride_head,
     tree_stride_row,  # of key and value
@@ -76,7 +79,7 @@ def attend_kernel(
     scale,
     softcap,
     window,
-    extra_cost,  # of a block of the extra tile, in sixteenths of a full tile's
+    spare,
     # what is compiled in
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -85,22 +88,21 @@ def attend_kernel(
     BATCH: tl.constexpr,  # batch rounded up to a power of two
     OFFSET: tl.constexpr,  # int32 where every offset into keys and values fits, else int64
     BLOCK_M: tl.constexpr,
-    EXTRA_M: tl.constexpr,
+    ODD_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    AHEAD: tl.constexpr = False,
-    ALIGN: tl.constexpr = True,
-    REST_STAGES: tl.constexpr = 2,
+    PAIRED: tl.constexpr = False,
+    NEAR: tl.constexpr = False,
     OVERLAP: tl.constexpr = False,
 ):
     """Attend one span of blocks with the rows of one tile."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
     pid = tl.program_id(0)
     num_programs = tl.num_programs(0)
+    if PAIRED:
+        pid = pid % (num_programs // 2) * 2 + pid // (num_programs // 2)
 
     request = tl.arange(0, BATCH)
     exists = request < batch
@@ -110,91 +112,91 @@ def attend_kernel(
     kv_ends = tl.load(kv_indptr + request + 1, mask=exists, other=0)
     blocks = _num_blocks(kv_ends - kv_starts, q_ends - q_starts, window, BLOCK_N, HAS_WINDOW)
 
-    tl.store(cuts + pid, 0)
+    most_rows = tl.max(q_ends - q_starts) * GROUP
+    num_tiles = tl.cdiv(most_rows, BLOCK_M)
+    has_odd = False
+    if ODD_M > 0:
+        full_tiles = most_rows // BLOCK_M
+        num_odd = most_rows - full_tiles * BLOCK_M
+        has_odd = (num_odd > 0) & (num_odd <= ODD_M) & (full_tiles > 0) & (full_tiles <= odd_tiles)
+        num_tiles -= has_odd.to(tl.int32)
+    num_tiles = tl.maximum(num_tiles, 1)
+    num_groups = tl.maximum(num_programs // num_tiles, 1)
+
     _clear_unused_rows(
         output, lse, tl.max(q_ends), num_rows, pid, num_programs, KV_HEADS * GROUP, HEAD_DIM, DIM, HAS_LSE
     )
+    # records stand by item and tile where there is one for each, else by program
+    by_item = batch * KV_HEADS * num_tiles <= num_programs
+    if by_item:
+        is_empty = exists & (blocks == 0)
+        for i in range(pid, tl.max(is_empty.to(tl.int32)) * KV_HEADS * num_tiles, num_programs):
+            tl.store(records + request * KV_HEADS * num_tiles + i, 0, mask=is_empty)
+    else:
+        tl.store(records + pid, 0)
+    if has_odd:
+        is_empty = exists & (blocks == 0)
+        for i in range(pid, tl.max(is_empty.to(tl.int32)) * KV_HEADS, num_programs):
+            tl.store(records + num_programs + request * KV_HEADS + i, 0, mask=is_empty)
+    if pid == 0:
+        tl.store(num_records, tl.where(by_item, batch * KV_HEADS * num_tiles, num_programs))
+        if ODD_M > 0:
+            tl.store(num_records + 1, tl.where(has_odd, batch * KV_HEADS, 0))
 
-    most_rows = tl.max(q_ends - q_starts) * GROUP
-    has_extra = (EXTRA_M > 0) & (most_rows % BLOCK_M > 0) & (most_rows % BLOCK_M <= EXTRA_M)
-    num_tiles = tl.cdiv(most_rows, BLOCK_M) - has_extra.to(tl.int32)
-    num_groups = num_programs // tl.maximum(num_tiles, 1)
-    if has_extra:
-        whole = num_tiles * 16
-        num_groups = (num_programs * 16) // (whole + extra_cost)
-        num_groups = tl.minimum(num_groups, (num_programs - 1) // tl.maximum(num_tiles, 1))
-    num_groups = tl.maximum(num_groups, 1)
-    num_full = num_groups * num_tiles
-    extra_groups = tl.where(has_extra, tl.maximum(num_programs - num_full, 1), 0)
-
-    for program in range(pid, num_full + extra_groups, num_programs):
-        if program < num_full:
-            _attend_span(
-                query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-                sinks, output, lse, partial, partial_stats, cuts, num_programs,
-                num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-                pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
-                blocks, request, program, program // num_tiles, num_groups, 0, num_tiles, 0,
-                KV_HEADS, GROUP, HEAD_DIM, DIM, OFFSET, BLOCK_M, BLOCK_M, BLOCK_N,
-                HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE, AHEAD, ALIGN, REST_STAGES,
-            )  # fmt: skip
-        if EXTRA_M > 0:
-            if program >= num_full:
-                _attend_span(
-                    query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-                    sinks, output, lse, partial, partial_stats, cuts, num_programs,
-                    num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-                    pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
-                    blocks, request, program, program - num_full, extra_groups, num_full, 1, num_tiles * BLOCK_M,
-                    KV_HEADS, GROUP, HEAD_DIM, DIM, OFFSET, EXTRA_M, BLOCK_M, BLOCK_N,
-                    HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE, AHEAD, ALIGN, REST_STAGES,
-                )  # fmt: skip
+    for program in range(pid, num_groups * num_tiles, num_programs):
+        _attend_span(
+            query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
+            sinks, output, lse, partial, partial_stats, odd_partial, odd_stats, records, num_programs, batch,
+            num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
+            pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window, spare,
+            blocks, request, program, num_groups, num_tiles, has_odd, by_item,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, OFFSET, BLOCK_M, ODD_M, BLOCK_N,
+            HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE, NEAR,
+        )  # fmt: skip
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def _attend_span(
     query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-    sinks, output, lse, partial, partial_stats, cuts, num_programs,
+    sinks, output, lse, partial, partial_stats, odd_partial, odd_stats, records, num_programs, batch,
     num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-    pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
+    pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window, spare,
     blocks,  # [BATCH] of one item of each request
     request,  # [BATCH] 0, 1, ...
     program,
-    group,  # which span
     num_groups,  # how many spans
-    first_program,  # of the class
-    num_tiles,  # of the class: programs of a group
-    first_row,  # of the class's first tile
+    num_tiles,  # programs of a group
+    has_odd,
+    by_item,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    OFFSET: tl.constexpr,
-    ROWS: tl.constexpr,  # of this class's tiles
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    OFFSET: tl.constexpr, BLOCK_M: tl.constexpr, ODD_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr,
-    AHEAD: tl.constexpr, ALIGN: tl.constexpr, REST_STAGES: tl.constexpr,
+    NEAR: tl.constexpr,
 ):  # fmt: skip
     """Attend the blocks of one span with the rows of one tile of each item."""
     # the line of blocks: each item's share, and where each request's end
-    num_units = tl.sum(blocks) * KV_HEADS
-    span = chunk_len(num_units, num_groups, 1)
+    group = program // num_tiles
+    span = chunk_len(tl.sum(blocks) * KV_HEADS, num_groups, 1)
+    # cut every item at multiples of the span instead where that makes the longest span (almost) no longer
     share = blocks
-    if ALIGN:
-        # cut every item at multiples of the span instead where that makes the longest span (almost) no longer
-        most = tl.maximum(tl.max(blocks), 1)
-        pieces = tl.maximum(most // tl.maximum(span, 1), 1)
-        piece = tl.cdiv(most, pieces)
-        longer = piece * tl.cdiv(span, piece)
-        exact = tl.cdiv(blocks, tl.maximum(span, 1)) * span
-        even = tl.cdiv(blocks, piece) * piece
-        if tl.sum(exact) * KV_HEADS <= span * num_groups:
-            share = exact
-        elif (longer * 16 <= span * 17) & (tl.sum(even) * KV_HEADS <= longer * num_groups):
-            share = even
-            span = longer
-        num_units = tl.sum(share) * KV_HEADS
+    most = tl.maximum(tl.max(blocks), 1)
+    pieces = tl.maximum(most // tl.maximum(span, 1), 1)
+    piece = tl.cdiv(most, pieces)
+    longer = piece * tl.cdiv(span, piece)
+    exact = tl.cdiv(blocks, tl.maximum(span, 1)) * span
+    even = tl.cdiv(blocks, piece) * piece
+    if tl.sum(exact) * KV_HEADS <= span * num_groups:
+        share = exact
+    elif (longer * 16 <= span * 17) & (tl.sum(even) * KV_HEADS <= longer * num_groups):
+        share = even
+        span = longer
+    num_units = tl.sum(share) * KV_HEADS
     ends = tl.cumsum(share * KV_HEADS)
 
     offs_n = tl.arange(0, BLOCK_N)
-    offs_m = tl.arange(0, ROWS)
+    offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, DIM)
     unit = chunk_start(group, span)
     end = tl.minimum(unit + span, num_units)
@@ -209,34 +211,31 @@ def _attend_span(
         kv_start = tl.load(kv_indptr + b)
         prefix_len = tl.load(kv_indptr + b + 1) - kv_start
         kv_head = (unit - before) // item_share
+        item = b * KV_HEADS + kv_head
         item_start = before + kv_head * item_share
+        item_stop = item_start + num_blocks
         stop = tl.minimum(end, item_start + item_share)
         # tiles see different numbers of tree blocks: a program takes another tile for each item
-        tile = ((program - first_program) % num_tiles + b * KV_HEADS + kv_head) % num_tiles
-        tile_row = first_row + tile * ROWS
+        tile = (program % num_tiles + item) % num_tiles
+        tile_row = tile * BLOCK_M
 
-        is_continued = unit > item_start  # another span holds the item's start
-        is_cut = is_continued | (stop < item_start + num_blocks)
-        if is_continued:
-            first = item_start // span  # the span in which the item starts
-            if group == first + 1:
-                tl.store(cuts + program, tl.cdiv(item_start + num_blocks, span) - first)
-                tl.store(cuts + num_programs + program, b)
-                tl.store(cuts + num_programs * 2 + program, kv_head)
-                tl.store(cuts + num_programs * 3 + program, tile_row)
-                tl.store(
-                    cuts + num_programs * 4 + program,
-                    first_program + first * num_tiles + (program - first_program) % num_tiles,
-                )
-                tl.store(cuts + num_programs * 5 + program, num_tiles)
+        is_first = unit == item_start
+        is_cut = (not is_first) | (stop < item_stop)
+        num_splits = tl.cdiv(item_stop, span) - group  # of the item, where its start is in this span
+        if is_first & (is_cut | by_item):
+            record = records + tl.where(by_item, item * num_tiles + tile, program)
+            _write_record(
+                record, tl.where(is_cut, num_splits, 0), b, kv_head, tile_row,
+                program * 2 + 1, num_tiles * 2, num_programs + batch * KV_HEADS,
+            )  # fmt: skip
 
         if tile_row < q_len * GROUP:
             # the segment's blocks, counted from the request's entry 0
             prefix_blocks = tl.cdiv(prefix_len, BLOCK_N)
             block = _first_block(prefix_len, window, BLOCK_N, HAS_WINDOW) + unit - item_start
-            block_stop = block + tl.minimum(stop - unit, item_start + num_blocks - unit)
+            block_stop = block + tl.minimum(stop, item_stop) - unit
 
-            # [ROWS] rows of the tile, and their queries
+            # [BLOCK_M] rows of the tile, and their queries
             index = tile_row + offs_m
             node = index // GROUP
             row = (q_start + node).to(tl.int64)
@@ -245,6 +244,7 @@ def _attend_span(
             # no row of the tile sees a tree block past its last ancestor bit
             last_word = _last_word(words, words_stride, row, has_row, num_words)
             start_m = _window_starts(positions, row, has_row, window, HAS_WINDOW)
+            least_start = tl.max(start_m)
             q = tl.load(
                 query
                 + row_offset(row, query_stride_row, head * query_stride_head)[:, None]
@@ -252,24 +252,51 @@ def _attend_span(
                 mask=has_row[:, None] & (offs_d < HEAD_DIM)[None, :],
                 other=0.0,
             )
-            top = tl.full([ROWS], float("-inf"), tl.float32)
-            total = tl.zeros([ROWS], tl.float32)
-            acc = tl.zeros([ROWS, DIM], tl.float32)
+            top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+
+            # odd rows past the full tiles: the tiles' programs share the segment's blocks for them
+            if ODD_M > 0:
+                odd_index = num_tiles * BLOCK_M + tl.arange(0, ODD_M)
+                odd_node = odd_index // GROUP
+                odd_row = (q_start + odd_node).to(tl.int64)
+                odd_head = kv_head * GROUP + odd_index % GROUP
+                has_odd_row = (odd_node < q_len) & has_odd
+                odd_last_word = _last_word(words, words_stride, odd_row, has_odd_row, num_words)
+                odd_start_m = _window_starts(positions, odd_row, has_odd_row, window, HAS_WINDOW)
+                odd_q = tl.load(
+                    query
+                    + row_offset(odd_row, query_stride_row, odd_head * query_stride_head)[:, None]
+                    + offs_d[None, :],
+                    mask=has_odd_row[:, None] & (offs_d < HEAD_DIM)[None, :],
+                    other=0.0,
+                )
+                odd_top = tl.full([ODD_M], float("-inf"), tl.float32)
+                odd_total = tl.zeros([BLOCK_N, ODD_M], tl.float32)  # summed over entries at the end
+                odd_acc = tl.zeros([DIM, ODD_M], tl.float32)
+                odd_start = block + (block_stop - block) * tile // num_tiles
+                odd_stop = block + (block_stop - block) * (tile + 1) // num_tiles
+                odd_stop = tl.where(num_tiles * BLOCK_M < q_len * GROUP, odd_stop, odd_start)
+                odd_stop = tl.where(has_odd, odd_stop, odd_start)
+                last_word = tl.where(odd_start < odd_stop, tl.maximum(last_word, odd_last_word), last_word)
+                least_start = tl.maximum(least_start, tl.max(odd_start_m))
 
             # full prefix blocks that every row sees whole
             full_start = block
             if HAS_WINDOW:
-                full_start = tl.cdiv(tl.maximum(tl.max(start_m), 0), BLOCK_N).to(tl.int32)
+                full_start = tl.cdiv(tl.maximum(least_start, 0), BLOCK_N).to(tl.int32)
                 full_start = tl.minimum(tl.maximum(full_start, block), block_stop)
             full_stop = tl.maximum(tl.minimum(prefix_len // BLOCK_N, block_stop), full_start)
             key_head = key_pool + kv_head * pool_stride_head
             value_head = value_pool + kv_head * pool_stride_head
+            if NEAR:
+                key_head += spare * 4
+                value_head += spare * 4
             slots = kv_indices + kv_start + offs_n
-            if AHEAD:
-                slot = tl.load(slots + full_start * BLOCK_N, mask=(offs_n >= 0) & (full_start < full_stop), other=0)
+            # slots are loaded a block ahead of their keys
+            slot = tl.load(slots + full_start * BLOCK_N, mask=(offs_n >= 0) & (full_start < full_stop), other=0)
             for j in tl.range(full_start, full_stop):
-                if not AHEAD:
-                    slot = tl.load(slots + j * BLOCK_N)
                 offset = row_offset(slot.to(OFFSET), pool_stride_slot, 0)[:, None] + offs_d[None, :]
                 if HEAD_DIM < DIM:
                     k = tl.load(key_head + offset, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
@@ -277,21 +304,19 @@ def _attend_span(
                 else:
                     k = tl.load(key_head + offset)
                     v = tl.load(value_head + offset)
-                if AHEAD:
-                    slot = tl.load(slots + tl.minimum(j + 1, full_stop - 1) * BLOCK_N)
-                s = tl.dot(q, tl.trans(k), input_precision="ieee")
-                s = _cap(s, scale, softcap, HAS_SOFTCAP)
-                new_top = tl.maximum(top, tl.max(s, 1))
-                p, shrink = _weights(s, top, new_top, scale, HAS_SOFTCAP)
-                top = new_top
-                total = total * shrink + tl.sum(p, 1)
-                acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
+                slot = tl.load(slots + tl.minimum(j + 1, full_stop - 1) * BLOCK_N)
+                top, total, acc = _attend_block(q, k, v, None, top, total, acc, scale, softcap, HAS_SOFTCAP)
+                if ODD_M > 0:
+                    if (j >= odd_start) & (j < odd_stop):
+                        odd_top, odd_total, odd_acc = _attend_block_odd(
+                            odd_q, k, v, None, odd_top, odd_total, odd_acc, scale, softcap, HAS_SOFTCAP
+                        )
 
             # the others: under the window's edge, the prefix's last entries, the tree
             tree_stop = prefix_blocks + tl.cdiv((last_word + 1) * 32, BLOCK_N)
             num_front = full_start - block
             num_rest = num_front + tl.maximum(tl.minimum(block_stop, tree_stop) - full_stop, 0)
-            for i in tl.range(0, num_rest, num_stages=REST_STAGES):
+            for i in tl.range(0, num_rest, num_stages=2):
                 j = tl.where(i < num_front, block + i, full_stop + i - num_front)
                 in_tree = j >= prefix_blocks
                 entry = tl.where(in_tree, j - prefix_blocks, j) * BLOCK_N + offs_n
@@ -319,20 +344,22 @@ def _attend_span(
                     key_position = tl.load(positions + q_start + near, mask=(near >= 0) & in_tree, other=0)
                     key_position = tl.where(in_tree, key_position, entry.to(tl.int64))
                     sees &= key_position[None, :] >= start_m[:, None]
-                s = tl.dot(q, tl.trans(k), input_precision="ieee")
-                s = _cap(s, scale, softcap, HAS_SOFTCAP)
-                s = tl.where(sees, s, float("-inf"))
-                new_top = tl.maximum(top, tl.max(s, 1))
-                base = tl.where(new_top == float("-inf"), 0.0, new_top)  # rows that have seen nothing yet
-                p, shrink = _weights(s, top, base, scale, HAS_SOFTCAP)
-                top = new_top
-                total = total * shrink + tl.sum(p, 1)
-                acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
+                top, total, acc = _attend_block(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP)
+                if ODD_M > 0:
+                    if (j >= odd_start) & (j < odd_stop):
+                        odd_sees = (entry < length)[None, :] & _sees(
+                            words, words_stride, odd_row, has_odd_row, num_words, j - prefix_blocks, in_tree, BLOCK_N
+                        )
+                        if HAS_WINDOW:
+                            odd_sees &= key_position[None, :] >= odd_start_m[:, None]
+                        odd_top, odd_total, odd_acc = _attend_block_odd(
+                            odd_q, k, v, odd_sees, odd_top, odd_total, odd_acc, scale, softcap, HAS_SOFTCAP
+                        )
 
             if not HAS_SOFTCAP:
                 top *= scale
             if is_cut:
-                place = (program * 2 + tl.where(is_continued, 0, 1)) * BLOCK_M
+                place = (program * 2 + tl.where(is_first, 1, 0)) * BLOCK_M
                 tl.store(
                     partial + (place + offs_m)[:, None] * HEAD_DIM + offs_d[None, :],
                     acc,
@@ -350,85 +377,133 @@ def _attend_span(
                 )
                 if HAS_LSE:
                     tl.store(lse + out_row, log_sum, mask=has_row)
+
+            if ODD_M > 0:
+                if has_odd:
+                    # segments count up along the line: an item's partial results stand together
+                    first = (item + group) * num_tiles
+                    if is_first & (tile == 0):
+                        _write_record(
+                            records + num_programs + item, num_splits * num_tiles, b, kv_head,
+                            num_tiles * BLOCK_M, first, 1, num_programs + batch * KV_HEADS,
+                        )  # fmt: skip
+                    if not HAS_SOFTCAP:
+                        odd_top *= scale
+                    offs_odd = (first + tile) * ODD_M + tl.arange(0, ODD_M)
+                    tl.store(
+                        odd_partial + offs_odd[None, :] * HEAD_DIM + offs_d[:, None],
+                        odd_acc,
+                        mask=has_odd_row[None, :] & (offs_d < HEAD_DIM)[:, None],
+                    )
+                    offs_odd += (first + tile) * ODD_M
+                    tl.store(odd_stats + offs_odd, odd_top, mask=has_odd_row)
+                    tl.store(odd_stats + offs_odd + ODD_M, tl.sum(odd_total, 0), mask=has_odd_row)
         unit = stop
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_programs", "records_stride"])
 def merge_kernel(
-    partial,  # [programs, 2, BLOCK_M, HEAD_DIM]
-    partial_stats,  # [programs, 2, 2, BLOCK_M]
-    cuts,  # [CUT_WORDS, programs]
+    partial,  # [..., BLOCK_M, HEAD_DIM] of tiles
+    partial_stats,  # [..., 2, BLOCK_M]
+    odd_partial,  # [..., ODD_M, HEAD_DIM] of odd rows
+    odd_stats,  # [..., 2, ODD_M]
+    records,  # [RECORD_WORDS, programs + batch * KV_HEADS]
+    num_records,  # [2]
     qo_indptr,
     sinks,
     output,  # [T, KV_HEADS * GROUP, HEAD_DIM], contiguous
     lse,
     num_programs,  # of the first kernel
+    records_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    PROGRAMS: tl.constexpr,  # num_programs rounded up to a power of two
+    ODD_M: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):
-    """Merge the partial results of cut tiles in span order, MERGE_M rows at a time."""
+    """Merge the partial results of MERGE_M rows of a tile, or of odd rows, in span order."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    # the tasks: MERGE_M rows of a cut tile each
-    place_of = tl.arange(0, PROGRAMS)
-    is_cut = tl.load(cuts + place_of, mask=place_of < num_programs, other=0) > 0
-    ends = tl.cumsum(is_cut.to(tl.int32)) * (BLOCK_M // MERGE_M)
-    num_tasks = tl.max(ends)
-    offs_d = tl.arange(0, DIM)
-    for task in range(tl.program_id(0), num_tasks, tl.num_programs(0)):
-        cut = cuts + tl.sum((ends <= task).to(tl.int32))
-        num_splits = tl.load(cut)
-        b = tl.load(cut + num_programs)
-        kv_head = tl.load(cut + num_programs * 2)
-        tile_row = tl.load(cut + num_programs * 3)
-        first = tl.load(cut + num_programs * 4)
-        stride = tl.load(cut + num_programs * 5)
+    record = tl.program_id(0)
+    offs_m = tl.program_id(1) * MERGE_M + tl.arange(0, MERGE_M)
+    num_of_tiles = tl.load(num_records)
+    num_of_all = num_of_tiles
+    if ODD_M > 0:
+        num_of_all += tl.load(num_records + 1)
+    while record < num_of_all:
+        if record < num_of_tiles:
+            _merge_rows(
+                partial, partial_stats, records + record, records_stride, qo_indptr, sinks, output, lse, offs_m,
+                KV_HEADS, GROUP, HEAD_DIM, DIM, BLOCK_M, MERGE_M, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
+            )  # fmt: skip
+        if ODD_M > 0:
+            if (record >= num_of_tiles) & (tl.program_id(1) * MERGE_M < ODD_M):
+                _merge_rows(
+                    odd_partial, odd_stats, records + num_programs + record - num_of_tiles, records_stride,
+                    qo_indptr, sinks, output, lse, offs_m,
+                    KV_HEADS, GROUP, HEAD_DIM, DIM, ODD_M, MERGE_M, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
+                )  # fmt: skip
+        record += tl.num_programs(0)
+
+
+@triton.jit
+def _merge_rows(
+    partial, partial_stats, record, records_stride, qo_indptr, sinks, output, lse, offs_m,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, MERGE_M: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+):  # fmt: skip
+    """Merge the rows ``offs_m`` of one record."""
+    num_splits = tl.load(record)
+    if num_splits > 0:
+        b = tl.load(record + records_stride)
+        kv_head = tl.load(record + records_stride * 2)
+        tile_row = tl.load(record + records_stride * 3)
+        first = tl.load(record + records_stride * 4)
+        stride = tl.load(record + records_stride * 5)
         q_start = tl.load(qo_indptr + b)
         q_len = tl.load(qo_indptr + b + 1) - q_start
 
-        offs_m = task % (BLOCK_M // MERGE_M) * MERGE_M + tl.arange(0, MERGE_M)
+        offs_d = tl.arange(0, DIM)
         index = tile_row + offs_m
         node = index // GROUP
         has_row = node < q_len
         head = kv_head * GROUP + index % GROUP
-        if (tile_row + tl.min(offs_m)) // GROUP < q_len:
+        if tl.min(node) < q_len:
             top = tl.full([MERGE_M], float("-inf"), tl.float32)
             total = tl.zeros([MERGE_M], tl.float32)
             acc = tl.zeros([MERGE_M, DIM], tl.float32)
             for start in range(0, num_splits, MERGE_SPLITS):
-                split = start + tl.arange(0, MERGE_SPLITS)
-                # the first span holds the item's start (side 1), the others go on with it (side 0)
-                place = ((first + split * stride) * 2 + (split == 0).to(tl.int32)) * BLOCK_M
-                has = (split < num_splits)[:, None] & has_row[None, :]  # [MERGE_SPLITS, MERGE_M]
-                tops = tl.load(
-                    partial_stats + (place * 2)[:, None] + offs_m[None, :], mask=has, other=float("-inf")
-                )
-                totals = tl.load(
-                    partial_stats + (place * 2 + BLOCK_M)[:, None] + offs_m[None, :], mask=has, other=0.0
-                )
-                values = tl.load(
-                    partial
-                    + (place[:, None] + offs_m[None, :])[:, :, None] * HEAD_DIM
-                    + offs_d[None, None, :],
-                    mask=has[:, :, None] & (offs_d < HEAD_DIM)[None, None, :],
-                    other=0.0,
-                )
-                new_top = tl.maximum(top, tl.max(tops, 0))
-                base = tl.where(new_top == float("-inf"), 0.0, new_top)
-                shrink = tl.exp2(top - base)
-                weights = tl.exp2(tops - base[None, :])
-                total = total * shrink + tl.sum(totals * weights, 0)
-                acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
-                top = new_top
+                # all loads first: none waits for another
+                parts = ()
+                for i in tl.static_range(MERGE_SPLITS):
+                    split = start + i
+                    # of tiles: the first span holds the item's start as its last segment, the others go on with it
+                    place = first + split * stride
+                    place = tl.where((stride > 1) & (split > 0), place - 1, place) * ROWS
+                    has = has_row & (split < num_splits)
+                    parts += (
+                        tl.load(partial_stats + place * 2 + offs_m, mask=has, other=float("-inf")),
+                        tl.load(partial_stats + place * 2 + ROWS + offs_m, mask=has, other=0.0),
+                        tl.load(
+                            partial + (place + offs_m)[:, None] * HEAD_DIM + offs_d[None, :],
+                            mask=has[:, None] & (offs_d < HEAD_DIM)[None, :],
+                            other=0.0,
+                        ),
+                    )
+                for i in tl.static_range(MERGE_SPLITS):
+                    new_top = tl.maximum(top, parts[3 * i])
+                    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+                    shrink, weight = tl.exp2(top - base), tl.exp2(parts[3 * i] - base)
+                    total = total * shrink + parts[3 * i + 1] * weight
+                    acc = acc * shrink[:, None] + parts[3 * i + 2] * weight[:, None]
+                    top = new_top
 
             o, log_sum = _finish(acc, top, total, sinks, head, has_row, HAS_SINKS)
             out_row = (q_start + node).to(tl.int64) * (KV_HEADS * GROUP) + head
@@ -439,6 +514,51 @@ def merge_kernel(
             )
             if HAS_LSE:
                 tl.store(lse + out_row, log_sum, mask=has_row)
+
+
+@triton.jit
+def _write_record(record, num_splits, b, kv_head, tile_row, first, stride, records_stride):
+    """Tell the merge what to do for one tile."""
+    tl.store(record, num_splits)
+    tl.store(record + records_stride, b)
+    tl.store(record + records_stride * 2, kv_head)
+    tl.store(record + records_stride * 3, tile_row)
+    tl.store(record + records_stride * 4, first)
+    tl.store(record + records_stride * 5, stride)
+
+
+@triton.jit
+def _attend_block(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """One block of entries for a tile's rows: new maximum, sum and output sum; ``sees`` None: every row sees all."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    s = _cap(s, scale, softcap, HAS_SOFTCAP)
+    if sees is not None:
+        s = tl.where(sees, s, float("-inf"))
+    new_top = tl.maximum(top, tl.max(s, 1))
+    base = new_top
+    if sees is not None:
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)  # rows that have seen nothing yet
+    p, shrink = _weights(s, top, base[:, None], base, scale, HAS_SOFTCAP)
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def _attend_block_odd(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """The same transposed, entries by rows: the matrix units take 64 entries by as few as 8 rows."""
+    s = tl.dot(k, tl.trans(q), input_precision="ieee")
+    s = _cap(s, scale, softcap, HAS_SOFTCAP)
+    if sees is not None:
+        s = tl.where(tl.trans(sees), s, float("-inf"))
+    new_top = tl.maximum(top, tl.max(s, 0))
+    base = new_top
+    if sees is not None:
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    p, shrink = _weights(s, top, base[None, :], base, scale, HAS_SOFTCAP)
+    total = total * shrink[None, :] + p
+    acc = tl.dot(tl.trans(v), p.to(v.dtype), acc=acc * shrink[None, :], input_precision="ieee")
+    return new_top, total, acc
 
 
 @triton.jit
@@ -510,11 +630,11 @@ def _cap(s, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _weights(s, top, new_top, scale, HAS_SOFTCAP: tl.constexpr):
+def _weights(s, top, bases, base, scale, HAS_SOFTCAP: tl.constexpr):
     """One step of the online softmax: weights against the new maximum, and the factor on what came before."""
     if HAS_SOFTCAP:
-        return tl.exp2(s - new_top[:, None]), tl.exp2(top - new_top)
-    return tl.exp2(s * scale - (new_top * scale)[:, None]), tl.exp2((top - new_top) * scale)
+        return tl.exp2(s - bases), tl.exp2(top - base)
+    return tl.exp2(s * scale - bases * scale), tl.exp2((top - base) * scale)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 SMALL = AttentionConfig(16, 32, num_stages=2)
-WITH_EXTRA = AttentionConfig(32, 32, extra_m=16)
+WITH_EXTRA = AttentionConfig(32, 32, odd_m=16)
 
 
 class Call:
