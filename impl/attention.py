@@ -1,7 +1,17 @@
 """Step 4: tree attention on a paged KV pool, in two launches and without a synchronisation.
 
-Same function and signature as ``ddtree.spec.verify_attention``; ``attention_kernels`` says how the work
-is cut. Everything about the call's widths is read on the device.
+Same function and signature as ``ddtree.spec.verify_attention``. The design in short:
+
+- The query heads of a KV group are rows of one tile, so keys and values are read once for all of them.
+- The blocks of all requests and KV heads form one line that is cut into equal spans, one for each group
+  of programs, whatever the batch, the prefixes and the widths are: no shape leaves multiprocessors idle.
+- The kernel reads every width from the call's own indptrs on the device: the host never waits, and a
+  captured launch is right for any later call in the same buffers.
+- The prefix needs no mask; tree blocks are masked by ancestor bits, 32 columns a word.
+- Partial results are merged in a fixed order by a second launch: equal calls give equal bits.
+
+``attention_kernels`` says how the work is cut, ``attention_configs`` with which tiles;
+``bench/results/attention.md`` holds what was measured.
 """
 
 from functools import cache
@@ -12,11 +22,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from ddtree.impl.attention_configs import AttentionConfig, choose_config
+from ddtree.impl.attention_configs import AttentionConfig, choose_config, merge_splits
 from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
 from ddtree.spec.attention import _require_shapes
 from ddtree.spec.contracts import BitMask, TreeMask, VerifyLayout
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import require_kind, require_tensor
+from ddtree.spec.errors import given, require, require_int, require_number
 from ddtree.spec.index import bit_words, fits_int32
 from ddtree.spec.public import public
 
@@ -25,8 +36,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOG2E = 1.4426950408889634
 LEAST_BATCH = 64
 """Smaller batches share one compiled kernel."""
-MOST_ODD_TILES = 16
-"""With more full tiles, odd rows make one more tile."""
+MERGE_M = 4
+"""Rows of a tile that one program of the merge does."""
 
 
 @public
@@ -75,15 +86,23 @@ def verify_attention(
             form than ``bits``, or a softcap or window that is not positive.
     """
     _require_shapes(query, key, value, key_pool, value_pool, sinks)
-    words = _require_supported(query, key, value, key_pool, value_pool, layout, mask)
-    require(compute_dtype is torch.float32, f"compute_dtype is {compute_dtype}; the kernels sum in float32")
-    require(softcap is None or softcap > 0, f"softcap is {softcap}; it must be above 0")
-    require(window is None or window >= 1, f"window is {window}; the least is 1, the row itself")
-    head_dim, group = query.shape[2], query.shape[1] // key.shape[1]
-    config = choose_config(query.dtype, head_dim, group, layout.max_q_len)
+    require_kind("layout", layout, VerifyLayout)
+    words = _require_supported(query, key, value, key_pool, value_pool, layout, mask, sinks)
+    require(
+        compute_dtype is torch.float32,
+        f"compute_dtype is {compute_dtype}; the kernels sum in float32",
+    )
+    if scale is not None:
+        require_number("scale", scale)
+    if softcap is not None:
+        require_number("softcap", softcap)
+        require(softcap > 0, f"softcap is {softcap}; it must be above 0")
+    if window is not None:
+        require_int("window", window, 1, "the row itself")
+    config = choose_config(query.dtype, query.shape[2])
     return attend(
         query, key, value, key_pool, value_pool, layout, words,
-        scale=head_dim**-0.5 if scale is None else scale,
+        scale=query.shape[2] ** -0.5 if scale is None else scale,
         softcap=softcap,
         sinks=sinks,
         window=window,
@@ -119,19 +138,15 @@ def attend(
     output = torch.empty(query.shape, dtype=query.dtype, device=device)
     lse = torch.empty(num_rows, q_heads, dtype=torch.float32, device=device) if return_lse else None
     batch, max_rows = layout.qo_indptr.numel() - 1, layout.max_q_len * (q_heads // kv_heads)
-    items, odd_tiles, odd_m = batch * kv_heads, max_rows // config.block_m, config.odd_m
-    if not (1 <= odd_tiles <= MOST_ODD_TILES and 0 < max_rows % config.block_m <= odd_m):
-        odd_tiles = odd_m = 0
+    items, tiles = batch * kv_heads, triton.cdiv(max_rows, config.block_m)
 
     def floats(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=device)
 
     partial = floats(num_programs, 2, config.block_m, head_dim)
     partial_stats = floats(num_programs, 2, 2, config.block_m)
-    odd_partial = floats(items * odd_tiles + max(num_programs, odd_tiles), odd_m, head_dim) if odd_m else None
-    odd_stats = floats(items * odd_tiles + max(num_programs, odd_tiles), 2, odd_m) if odd_m else None
-    records = torch.empty(RECORD_WORDS.value, num_programs + items, dtype=torch.int32, device=device)
-    num_records = torch.empty(2, dtype=torch.int32, device=device)
+    records = torch.empty(RECORD_WORDS.value, num_programs, dtype=torch.int32, device=device)
+    num_records = torch.empty(1, dtype=torch.int32, device=device)
     compiled = {
         "KV_HEADS": kv_heads,
         "GROUP": q_heads // kv_heads,
@@ -143,41 +158,32 @@ def attend(
     attend_kernel[(num_programs,)](
         query, key, value, key_pool, value_pool, words,
         layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.positions, sinks,
-        output, lse, partial, partial_stats, odd_partial, odd_stats, records, num_records,
-        num_rows, batch, words.shape[1], odd_tiles,
+        output, lse, partial, partial_stats, records, num_records,
+        num_rows, batch, words.shape[1],
         query.stride(0), query.stride(1),
         key.stride(0), key.stride(1),
         key_pool.stride(0), key_pool.stride(1),
         words.stride(0),
-        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1, 0,
+        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1,
         **compiled,
         BATCH=triton.next_power_of_2(max(batch, LEAST_BATCH)),
         OFFSET=tl.int32 if fits_int32(max(_last_offset(key), _last_offset(key_pool))) else tl.int64,
         BLOCK_M=config.block_m,
-        ODD_M=odd_m,
         BLOCK_N=config.block_n,
         HAS_SOFTCAP=softcap is not None,
         HAS_WINDOW=window is not None,
-        PAIRED=config.paired,
-        NEAR=config.near,
-        OVERLAP=config.overlap,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        maxnreg=config.max_registers,
     )  # fmt: skip
     # any grid is right: programs walk the records
-    tiles = min(num_programs, items * triton.cdiv(max_rows, config.block_m)) + (items if odd_m else 0)
-    merge_kernel[(tiles, triton.cdiv(min(config.block_m, max_rows), config.merge_m))](
-        partial, partial_stats, odd_partial, odd_stats, records, num_records, layout.qo_indptr, sinks, output, lse,
-        num_programs, records.shape[1],
+    merge_kernel[min(num_programs, items * tiles), triton.cdiv(min(config.block_m, max_rows), MERGE_M)](
+        partial, partial_stats, records, num_records, layout.qo_indptr, sinks, output, lse,
+        num_programs,
         **compiled,
         BLOCK_M=config.block_m,
-        ODD_M=odd_m,
-        MERGE_M=config.merge_m,
-        MERGE_SPLITS=config.merge_splits,
-        OVERLAP=config.overlap,
-        **({"launch_pdl": True} if config.overlap else {}),
-        num_warps=config.merge_warps,
+        MERGE_M=MERGE_M,
+        MERGE_SPLITS=merge_splits(items, tiles, num_programs),
+        num_warps=4,
     )  # fmt: skip
     return output, lse
 
@@ -192,7 +198,9 @@ def _num_sms(device: torch.device) -> int:
 
 def _last_offset(tensor: Tensor) -> int:
     """Offset of a tensor's last element."""
-    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _require_supported(
@@ -203,20 +211,45 @@ def _require_supported(
     value_pool: Tensor,
     layout: VerifyLayout,
     mask: TreeMask,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Refuse what the kernels cannot read; return the ancestor words."""
-    require(isinstance(mask, BitMask), f"mask is a {type(mask).__name__}; the kernels read ancestor bits: convert_mask(mask, layout, 'bits')")
+    require(
+        isinstance(mask, BitMask),
+        f"mask is {given(mask)}; the kernels read ancestor bits: convert_mask(mask, layout, 'bits')",
+    )
     assert isinstance(mask, BitMask)
     words = mask.words
+    require_tensor("words", words, (torch.int32,), ("rows", "words"))
     require(query.shape[2] in HEAD_DIMS, f"head_dim is {query.shape[2]}; supported are {HEAD_DIMS}")
     require(query.dtype in DTYPES, f"query is {query.dtype}; supported are {DTYPES}")
-    for name, tensor in (("key", key), ("value", value), ("key_pool", key_pool), ("value_pool", value_pool)):
+    tensors = {"key": key, "value": value, "key_pool": key_pool, "value_pool": value_pool}
+    for name, tensor in tensors.items():
         require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query {query.dtype}")
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("key_pool", key_pool), ("value_pool", value_pool), ("words", words)):
-        require(tensor.stride(-1) == 1 or tensor.shape[-1] == 1, f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be 1")
-        require(tensor.device == query.device, f"{name} is on {tensor.device}, query on {query.device}")
-    require(key.stride() == value.stride(), f"key has strides {key.stride()}, value {value.stride()}; they must be equal")
-    require(key_pool.stride() == value_pool.stride(), f"key_pool has strides {key_pool.stride()}, value_pool {value_pool.stride()}; they must be equal")
-    require(words.shape[1] >= bit_words(layout.max_q_len), f"bit mask has {words.shape[1]} words a row; max_q_len {layout.max_q_len} needs {bit_words(layout.max_q_len)}")
-    require(query.is_cuda or triton.knobs.runtime.interpret, f"query is on {query.device}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)")
+    names = ("qo_indptr", "kv_indptr", "kv_indices", "positions")
+    indices = {name: getattr(layout, name) for name in names}
+    of_heads = {} if sinks is None else {"sinks": sinks}
+    for name, tensor in {"query": query, **tensors, "words": words, **indices, **of_heads}.items():
+        require(
+            tensor.stride(-1) == 1 or tensor.shape[-1] == 1,
+            f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be 1",
+        )
+        require(
+            tensor.device == query.device, f"{name} is on {tensor.device}, query on {query.device}"
+        )
+    for one, other in (("key", "value"), ("key_pool", "value_pool")):
+        strides = tensors[one].stride(), tensors[other].stride()
+        require(
+            strides[0] == strides[1],
+            f"{one} has strides {strides[0]}, {other} {strides[1]}; they must be equal",
+        )
+    least = bit_words(layout.max_q_len)
+    require(
+        words.shape[1] >= least,
+        f"bit mask has {words.shape[1]} words a row; max_q_len {layout.max_q_len} needs {least}",
+    )
+    require(
+        query.is_cuda or triton.knobs.runtime.interpret,
+        f"query is on {query.device}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)",
+    )
     return words

@@ -1,18 +1,18 @@
 """The kernels of ``verify_attention``: one pass over prefix and tree, then a merge of split results.
 
 Work. The query heads of a KV group are packed into rows: row ``i`` of a request and KV head is query
-row ``i // GROUP``, head ``kv_head * GROUP + i % GROUP``. Rows are cut into *tiles* of ``BLOCK_M``. Where
-the widest request has at most ``EXTRA_M`` rows past full tiles (the root makes q_len = 2^k + 1), those
-form one small *extra* tile of its own. The KV entries of a request come in *blocks* of ``BLOCK_N``:
-first those of the prefix (the last may be partial), then those of the tree. An *item* is one (request,
-KV head) with all its blocks.
+row ``i // GROUP``, head ``kv_head * GROUP + i % GROUP``. Rows are cut into *tiles* of ``BLOCK_M``. The
+KV entries of a request come in *blocks* of ``BLOCK_N``: first those of the prefix (the last may be
+partial), then those of the tree. An *item* is one (request, KV head) with all its blocks.
 
 Schedule. All blocks of all items stand in one line, in the order (request, KV head, block). The line is
-cut into equal *spans*, one for each group of programs; a group has one program for each full tile, so
-the programs of a group read the same blocks at the same time and the second reader finds them in L2.
-The extra tile is cheaper to compute: fewer programs, with longer spans, walk the line for it. Widths,
-tiles, groups and spans are all computed here, from the indptrs: nothing is known to the host, and a
-captured launch stays balanced whatever call is replayed.
+cut into equal *spans*, one for each group of programs; a group has one program for each tile, so the
+programs of a group read the same blocks at the same time and the second reader finds them in L2.
+Widths, tiles, groups and spans are all computed here, from the indptrs: nothing is known to the host,
+and a captured launch stays balanced whatever call is replayed.
+
+Masking. Every row sees the whole prefix, so full prefix blocks are attended without a mask; the last
+prefix entries, the tree and what a window cuts go through a second loop that reads ancestor bits.
 
 Splits. An item inside one span is finished where it is computed. An item that a span boundary cuts
 leaves one partial result in each span, merged by the second kernel in span order: the same call gives
@@ -40,7 +40,13 @@ RECORD_WORDS = tl.constexpr(6)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "batch", "num_words", "words_stride", "window", "spare", "odd_tiles"]  # no recompilation between calls
+    do_not_specialize=[
+        "num_rows",
+        "batch",
+        "num_words",
+        "words_stride",
+        "window",
+    ]  # no recompilation between calls
 )
 def attend_kernel(
     # inputs
@@ -60,15 +66,12 @@ def attend_kernel(
     lse,  # [T, KV_HEADS * GROUP]
     partial,  # [programs, 2, BLOCK_M, HEAD_DIM]
     partial_stats,  # [programs, 2, 2, BLOCK_M]: maximum, sum
-    odd_partial,  # [batch * KV_HEADS * odd_tiles + max(programs, odd_tiles), ODD_M, HEAD_DIM]
-    odd_stats,  # [..., 2, ODD_M]
-    records,  # [RECORD_WORDS, programs + batch * KV_HEADS]: tiles, then odd rows
-    num_records,  # [2] of tiles and of odd rows
+    records,  # [RECORD_WORDS, programs]
+    num_records,  # [1]
     # sizes
     num_rows,
     batch,
     num_words,
-    odd_tiles,  # most full tiles for which there is room in odd_partial
     query_stride_row,
     query_stride_head,
     tree_stride_row,  # of key and value
@@ -79,7 +82,6 @@ def attend_kernel(
     scale,
     softcap,
     window,
-    spare,
     # what is compiled in
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -88,43 +90,38 @@ def attend_kernel(
     BATCH: tl.constexpr,  # batch rounded up to a power of two
     OFFSET: tl.constexpr,  # int32 where every offset into keys and values fits, else int64
     BLOCK_M: tl.constexpr,
-    ODD_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    PAIRED: tl.constexpr = False,
-    NEAR: tl.constexpr = False,
-    OVERLAP: tl.constexpr = False,
 ):
     """Attend one span of blocks with the rows of one tile."""
     pid = tl.program_id(0)
     num_programs = tl.num_programs(0)
-    if PAIRED:
-        pid = pid % (num_programs // 2) * 2 + pid // (num_programs // 2)
 
     request = tl.arange(0, BATCH)
     exists = request < batch
-    q_starts = tl.load(qo_indptr + request, mask=exists, other=0)
-    q_ends = tl.load(qo_indptr + request + 1, mask=exists, other=0)
-    kv_starts = tl.load(kv_indptr + request, mask=exists, other=0)
-    kv_ends = tl.load(kv_indptr + request + 1, mask=exists, other=0)
+    q_starts = tl.load(qo_indptr + request, mask=exists, other=0).to(tl.int32)
+    q_ends = tl.load(qo_indptr + request + 1, mask=exists, other=0).to(tl.int32)
+    kv_starts = tl.load(kv_indptr + request, mask=exists, other=0).to(tl.int32)
+    kv_ends = tl.load(kv_indptr + request + 1, mask=exists, other=0).to(tl.int32)
     blocks = _num_blocks(kv_ends - kv_starts, q_ends - q_starts, window, BLOCK_N, HAS_WINDOW)
 
-    most_rows = tl.max(q_ends - q_starts) * GROUP
-    num_tiles = tl.cdiv(most_rows, BLOCK_M)
-    has_odd = False
-    if ODD_M > 0:
-        full_tiles = most_rows // BLOCK_M
-        num_odd = most_rows - full_tiles * BLOCK_M
-        has_odd = (num_odd > 0) & (num_odd <= ODD_M) & (full_tiles > 0) & (full_tiles <= odd_tiles)
-        num_tiles -= has_odd.to(tl.int32)
-    num_tiles = tl.maximum(num_tiles, 1)
+    num_tiles = tl.maximum(tl.cdiv(tl.max(q_ends - q_starts) * GROUP, BLOCK_M), 1)
     num_groups = tl.maximum(num_programs // num_tiles, 1)
 
     _clear_unused_rows(
-        output, lse, tl.max(q_ends), num_rows, pid, num_programs, KV_HEADS * GROUP, HEAD_DIM, DIM, HAS_LSE
+        output,
+        lse,
+        tl.max(q_ends),
+        num_rows,
+        pid,
+        num_programs,
+        KV_HEADS * GROUP,
+        HEAD_DIM,
+        DIM,
+        HAS_LSE,
     )
     # records stand by item and tile where there is one for each, else by program
     by_item = batch * KV_HEADS * num_tiles <= num_programs
@@ -134,46 +131,36 @@ def attend_kernel(
             tl.store(records + request * KV_HEADS * num_tiles + i, 0, mask=is_empty)
     else:
         tl.store(records + pid, 0)
-    if has_odd:
-        is_empty = exists & (blocks == 0)
-        for i in range(pid, tl.max(is_empty.to(tl.int32)) * KV_HEADS, num_programs):
-            tl.store(records + num_programs + request * KV_HEADS + i, 0, mask=is_empty)
     if pid == 0:
         tl.store(num_records, tl.where(by_item, batch * KV_HEADS * num_tiles, num_programs))
-        if ODD_M > 0:
-            tl.store(num_records + 1, tl.where(has_odd, batch * KV_HEADS, 0))
 
     for program in range(pid, num_groups * num_tiles, num_programs):
         _attend_span(
             query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-            sinks, output, lse, partial, partial_stats, odd_partial, odd_stats, records, num_programs, batch,
+            sinks, output, lse, partial, partial_stats, records, num_programs,
             num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-            pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window, spare,
-            blocks, request, program, num_groups, num_tiles, has_odd, by_item,
-            KV_HEADS, GROUP, HEAD_DIM, DIM, OFFSET, BLOCK_M, ODD_M, BLOCK_N,
-            HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE, NEAR,
+            pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
+            blocks, request, program, num_groups, num_tiles, by_item,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, OFFSET, BLOCK_M, BLOCK_N,
+            HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
         )  # fmt: skip
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def _attend_span(
     query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-    sinks, output, lse, partial, partial_stats, odd_partial, odd_stats, records, num_programs, batch,
+    sinks, output, lse, partial, partial_stats, records, num_programs,
     num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-    pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window, spare,
+    pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
     blocks,  # [BATCH] of one item of each request
     request,  # [BATCH] 0, 1, ...
     program,
     num_groups,  # how many spans
     num_tiles,  # programs of a group
-    has_odd,
     by_item,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    OFFSET: tl.constexpr, BLOCK_M: tl.constexpr, ODD_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    OFFSET: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr,
-    NEAR: tl.constexpr,
 ):  # fmt: skip
     """Attend the blocks of one span with the rows of one tile of each item."""
     # the line of blocks: each item's share, and where each request's end
@@ -206,10 +193,10 @@ def _attend_span(
         before = tl.max(tl.where(request < b, ends, 0))
         item_share = tl.sum(tl.where(request == b, share, 0))
         num_blocks = tl.sum(tl.where(request == b, blocks, 0))
-        q_start = tl.load(qo_indptr + b)
-        q_len = tl.load(qo_indptr + b + 1) - q_start
-        kv_start = tl.load(kv_indptr + b)
-        prefix_len = tl.load(kv_indptr + b + 1) - kv_start
+        q_start = tl.load(qo_indptr + b).to(tl.int32)
+        q_len = tl.load(qo_indptr + b + 1).to(tl.int32) - q_start
+        kv_start = tl.load(kv_indptr + b).to(tl.int32)
+        prefix_len = tl.load(kv_indptr + b + 1).to(tl.int32) - kv_start
         kv_head = (unit - before) // item_share
         item = b * KV_HEADS + kv_head
         item_start = before + kv_head * item_share
@@ -221,12 +208,14 @@ def _attend_span(
 
         is_first = unit == item_start
         is_cut = (not is_first) | (stop < item_stop)
-        num_splits = tl.cdiv(item_stop, span) - group  # of the item, where its start is in this span
+        num_splits = (
+            tl.cdiv(item_stop, span) - group
+        )  # of the item, where its start is in this span
         if is_first & (is_cut | by_item):
             record = records + tl.where(by_item, item * num_tiles + tile, program)
             _write_record(
                 record, tl.where(is_cut, num_splits, 0), b, kv_head, tile_row,
-                program * 2 + 1, num_tiles * 2, num_programs + batch * KV_HEADS,
+                program * 2 + 1, num_tiles * 2, num_programs,
             )  # fmt: skip
 
         if tile_row < q_len * GROUP:
@@ -256,32 +245,6 @@ def _attend_span(
             total = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, DIM], tl.float32)
 
-            # odd rows past the full tiles: the tiles' programs share the segment's blocks for them
-            if ODD_M > 0:
-                odd_index = num_tiles * BLOCK_M + tl.arange(0, ODD_M)
-                odd_node = odd_index // GROUP
-                odd_row = (q_start + odd_node).to(tl.int64)
-                odd_head = kv_head * GROUP + odd_index % GROUP
-                has_odd_row = (odd_node < q_len) & has_odd
-                odd_last_word = _last_word(words, words_stride, odd_row, has_odd_row, num_words)
-                odd_start_m = _window_starts(positions, odd_row, has_odd_row, window, HAS_WINDOW)
-                odd_q = tl.load(
-                    query
-                    + row_offset(odd_row, query_stride_row, odd_head * query_stride_head)[:, None]
-                    + offs_d[None, :],
-                    mask=has_odd_row[:, None] & (offs_d < HEAD_DIM)[None, :],
-                    other=0.0,
-                )
-                odd_top = tl.full([ODD_M], float("-inf"), tl.float32)
-                odd_total = tl.zeros([BLOCK_N, ODD_M], tl.float32)  # summed over entries at the end
-                odd_acc = tl.zeros([DIM, ODD_M], tl.float32)
-                odd_start = block + (block_stop - block) * tile // num_tiles
-                odd_stop = block + (block_stop - block) * (tile + 1) // num_tiles
-                odd_stop = tl.where(num_tiles * BLOCK_M < q_len * GROUP, odd_stop, odd_start)
-                odd_stop = tl.where(has_odd, odd_stop, odd_start)
-                last_word = tl.where(odd_start < odd_stop, tl.maximum(last_word, odd_last_word), last_word)
-                least_start = tl.maximum(least_start, tl.max(odd_start_m))
-
             # full prefix blocks that every row sees whole
             full_start = block
             if HAS_WINDOW:
@@ -290,12 +253,11 @@ def _attend_span(
             full_stop = tl.maximum(tl.minimum(prefix_len // BLOCK_N, block_stop), full_start)
             key_head = key_pool + kv_head * pool_stride_head
             value_head = value_pool + kv_head * pool_stride_head
-            if NEAR:
-                key_head += spare * 4
-                value_head += spare * 4
             slots = kv_indices + kv_start + offs_n
             # slots are loaded a block ahead of their keys
-            slot = tl.load(slots + full_start * BLOCK_N, mask=(offs_n >= 0) & (full_start < full_stop), other=0)
+            slot = tl.load(
+                slots + full_start * BLOCK_N, mask=(offs_n >= 0) & (full_start < full_stop), other=0
+            )
             for j in tl.range(full_start, full_stop):
                 offset = row_offset(slot.to(OFFSET), pool_stride_slot, 0)[:, None] + offs_d[None, :]
                 if HEAD_DIM < DIM:
@@ -305,12 +267,9 @@ def _attend_span(
                     k = tl.load(key_head + offset)
                     v = tl.load(value_head + offset)
                 slot = tl.load(slots + tl.minimum(j + 1, full_stop - 1) * BLOCK_N)
-                top, total, acc = _attend_block(q, k, v, None, top, total, acc, scale, softcap, HAS_SOFTCAP)
-                if ODD_M > 0:
-                    if (j >= odd_start) & (j < odd_stop):
-                        odd_top, odd_total, odd_acc = _attend_block_odd(
-                            odd_q, k, v, None, odd_top, odd_total, odd_acc, scale, softcap, HAS_SOFTCAP
-                        )
+                top, total, acc = _attend_block(
+                    q, k, v, None, top, total, acc, scale, softcap, HAS_SOFTCAP
+                )
 
             # the others: under the window's edge, the prefix's last entries, the tree
             tree_stop = prefix_blocks + tl.cdiv((last_word + 1) * 32, BLOCK_N)
@@ -322,7 +281,9 @@ def _attend_span(
                 entry = tl.where(in_tree, j - prefix_blocks, j) * BLOCK_N + offs_n
                 length = tl.where(in_tree, q_len, prefix_len)
                 near = tl.minimum(entry, length - 1)  # past the end: the last again, masked below
-                slot = tl.load(kv_indices + kv_start + near, mask=(near >= 0) & (j < prefix_blocks), other=0)
+                slot = tl.load(
+                    kv_indices + kv_start + near, mask=(near >= 0) & (j < prefix_blocks), other=0
+                )
                 offset = row_offset(
                     tl.where(in_tree, (q_start + near).to(slot.dtype), slot).to(OFFSET),
                     tl.where(in_tree, tree_stride_row, pool_stride_slot),
@@ -338,23 +299,24 @@ def _attend_span(
                     k = tl.load(key_base + offset)
                     v = tl.load(value_base + offset)
                 sees = (entry < length)[None, :] & _sees(
-                    words, words_stride, row, has_row, num_words, j - prefix_blocks, in_tree, BLOCK_N
+                    words,
+                    words_stride,
+                    row,
+                    has_row,
+                    num_words,
+                    j - prefix_blocks,
+                    in_tree,
+                    BLOCK_N,
                 )
                 if HAS_WINDOW:
-                    key_position = tl.load(positions + q_start + near, mask=(near >= 0) & in_tree, other=0)
+                    key_position = tl.load(
+                        positions + q_start + near, mask=(near >= 0) & in_tree, other=0
+                    )
                     key_position = tl.where(in_tree, key_position, entry.to(tl.int64))
                     sees &= key_position[None, :] >= start_m[:, None]
-                top, total, acc = _attend_block(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP)
-                if ODD_M > 0:
-                    if (j >= odd_start) & (j < odd_stop):
-                        odd_sees = (entry < length)[None, :] & _sees(
-                            words, words_stride, odd_row, has_odd_row, num_words, j - prefix_blocks, in_tree, BLOCK_N
-                        )
-                        if HAS_WINDOW:
-                            odd_sees &= key_position[None, :] >= odd_start_m[:, None]
-                        odd_top, odd_total, odd_acc = _attend_block_odd(
-                            odd_q, k, v, odd_sees, odd_top, odd_total, odd_acc, scale, softcap, HAS_SOFTCAP
-                        )
+                top, total, acc = _attend_block(
+                    q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP
+                )
 
             if not HAS_SOFTCAP:
                 top *= scale
@@ -377,86 +339,44 @@ def _attend_span(
                 )
                 if HAS_LSE:
                     tl.store(lse + out_row, log_sum, mask=has_row)
-
-            if ODD_M > 0:
-                if has_odd:
-                    # segments count up along the line: an item's partial results stand together
-                    first = (item + group) * num_tiles
-                    if is_first & (tile == 0):
-                        _write_record(
-                            records + num_programs + item, num_splits * num_tiles, b, kv_head,
-                            num_tiles * BLOCK_M, first, 1, num_programs + batch * KV_HEADS,
-                        )  # fmt: skip
-                    if not HAS_SOFTCAP:
-                        odd_top *= scale
-                    offs_odd = (first + tile) * ODD_M + tl.arange(0, ODD_M)
-                    tl.store(
-                        odd_partial + offs_odd[None, :] * HEAD_DIM + offs_d[:, None],
-                        odd_acc,
-                        mask=has_odd_row[None, :] & (offs_d < HEAD_DIM)[:, None],
-                    )
-                    offs_odd += (first + tile) * ODD_M
-                    tl.store(odd_stats + offs_odd, odd_top, mask=has_odd_row)
-                    tl.store(odd_stats + offs_odd + ODD_M, tl.sum(odd_total, 0), mask=has_odd_row)
         unit = stop
 
 
-@triton.jit(do_not_specialize=["num_programs", "records_stride"])
+@triton.jit(do_not_specialize=["records_stride"])
 def merge_kernel(
-    partial,  # [..., BLOCK_M, HEAD_DIM] of tiles
-    partial_stats,  # [..., 2, BLOCK_M]
-    odd_partial,  # [..., ODD_M, HEAD_DIM] of odd rows
-    odd_stats,  # [..., 2, ODD_M]
-    records,  # [RECORD_WORDS, programs + batch * KV_HEADS]
-    num_records,  # [2]
+    partial,  # [programs, 2, BLOCK_M, HEAD_DIM]
+    partial_stats,  # [programs, 2, 2, BLOCK_M]
+    records,  # [RECORD_WORDS, programs]
+    num_records,  # [1]
     qo_indptr,
     sinks,
     output,  # [T, KV_HEADS * GROUP, HEAD_DIM], contiguous
     lse,
-    num_programs,  # of the first kernel
     records_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    ODD_M: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
 ):
-    """Merge the partial results of MERGE_M rows of a tile, or of odd rows, in span order."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    record = tl.program_id(0)
+    """Merge the partial results of MERGE_M rows of a tile, in span order."""
     offs_m = tl.program_id(1) * MERGE_M + tl.arange(0, MERGE_M)
-    num_of_tiles = tl.load(num_records)
-    num_of_all = num_of_tiles
-    if ODD_M > 0:
-        num_of_all += tl.load(num_records + 1)
-    while record < num_of_all:
-        if record < num_of_tiles:
-            _merge_rows(
-                partial, partial_stats, records + record, records_stride, qo_indptr, sinks, output, lse, offs_m,
-                KV_HEADS, GROUP, HEAD_DIM, DIM, BLOCK_M, MERGE_M, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
-            )  # fmt: skip
-        if ODD_M > 0:
-            if (record >= num_of_tiles) & (tl.program_id(1) * MERGE_M < ODD_M):
-                _merge_rows(
-                    odd_partial, odd_stats, records + num_programs + record - num_of_tiles, records_stride,
-                    qo_indptr, sinks, output, lse, offs_m,
-                    KV_HEADS, GROUP, HEAD_DIM, DIM, ODD_M, MERGE_M, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
-                )  # fmt: skip
-        record += tl.num_programs(0)
+    for record in range(tl.program_id(0), tl.load(num_records), tl.num_programs(0)):
+        _merge_rows(
+            partial, partial_stats, records + record, records_stride, qo_indptr, sinks, output, lse, offs_m,
+            KV_HEADS, GROUP, HEAD_DIM, DIM, BLOCK_M, MERGE_M, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
+        )  # fmt: skip
 
 
 @triton.jit
 def _merge_rows(
     partial, partial_stats, record, records_stride, qo_indptr, sinks, output, lse, offs_m,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    ROWS: tl.constexpr, MERGE_M: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, MERGE_M: tl.constexpr, MERGE_SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
 ):  # fmt: skip
     """Merge the rows ``offs_m`` of one record."""
@@ -467,8 +387,8 @@ def _merge_rows(
         tile_row = tl.load(record + records_stride * 3)
         first = tl.load(record + records_stride * 4)
         stride = tl.load(record + records_stride * 5)
-        q_start = tl.load(qo_indptr + b)
-        q_len = tl.load(qo_indptr + b + 1) - q_start
+        q_start = tl.load(qo_indptr + b).to(tl.int32)
+        q_len = tl.load(qo_indptr + b + 1).to(tl.int32) - q_start
 
         offs_d = tl.arange(0, DIM)
         index = tile_row + offs_m
@@ -484,13 +404,13 @@ def _merge_rows(
                 parts = ()
                 for i in tl.static_range(MERGE_SPLITS):
                     split = start + i
-                    # of tiles: the first span holds the item's start as its last segment, the others go on with it
+                    # the first span holds the item's start as its last segment, the others go on with it
                     place = first + split * stride
-                    place = tl.where((stride > 1) & (split > 0), place - 1, place) * ROWS
+                    place = tl.where(split > 0, place - 1, place) * BLOCK_M
                     has = has_row & (split < num_splits)
                     parts += (
                         tl.load(partial_stats + place * 2 + offs_m, mask=has, other=float("-inf")),
-                        tl.load(partial_stats + place * 2 + ROWS + offs_m, mask=has, other=0.0),
+                        tl.load(partial_stats + place * 2 + BLOCK_M + offs_m, mask=has, other=0.0),
                         tl.load(
                             partial + (place + offs_m)[:, None] * HEAD_DIM + offs_d[None, :],
                             mask=has[:, None] & (offs_d < HEAD_DIM)[None, :],
@@ -541,23 +461,6 @@ def _attend_block(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP: t
     p, shrink = _weights(s, top, base[:, None], base, scale, HAS_SOFTCAP)
     total = total * shrink + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
-    return new_top, total, acc
-
-
-@triton.jit
-def _attend_block_odd(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """The same transposed, entries by rows: the matrix units take 64 entries by as few as 8 rows."""
-    s = tl.dot(k, tl.trans(q), input_precision="ieee")
-    s = _cap(s, scale, softcap, HAS_SOFTCAP)
-    if sees is not None:
-        s = tl.where(tl.trans(sees), s, float("-inf"))
-    new_top = tl.maximum(top, tl.max(s, 0))
-    base = new_top
-    if sees is not None:
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    p, shrink = _weights(s, top, base[None, :], base, scale, HAS_SOFTCAP)
-    total = total * shrink[None, :] + p
-    acc = tl.dot(tl.trans(v), p.to(v.dtype), acc=acc * shrink[None, :], input_precision="ieee")
     return new_top, total, acc
 
 

@@ -23,7 +23,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 SMALL = AttentionConfig(16, 32, num_stages=2)
-WITH_EXTRA = AttentionConfig(32, 32, odd_m=16)
+LARGE = AttentionConfig(32, 64)
 
 
 class Call:
@@ -114,11 +114,11 @@ def poisoned_memory() -> Iterator[None]:
         (1, 65, 8, SMALL, 5),
         (2, 1, 3, SMALL, 2),
         (7, 63, 2, SMALL, 5),
-        (17, 64, 4, WITH_EXTRA, 2),
-        (17, 200, 4, WITH_EXTRA, 16),
-        (33, 65, 3, WITH_EXTRA, 5),
-        (65, 200, 1, WITH_EXTRA, 16),
-        (130, 63, 2, WITH_EXTRA, 16),
+        (17, 64, 4, LARGE, 2),
+        (17, 200, 4, LARGE, 16),
+        (33, 65, 3, LARGE, 5),
+        (65, 200, 1, LARGE, 16),
+        (130, 63, 2, LARGE, 16),
     ],
 )
 def test_sizes(dtype: torch.dtype, q_len: int, prefix: int, group: int, config: AttentionConfig, num_programs: int) -> None:
@@ -132,7 +132,7 @@ def test_ragged(num_programs: int) -> None:
     Call([7, 33, 1], [65, 0, 130], 2, kv_heads=2, padding=2).check(SMALL, num_programs)
 
 
-@pytest.mark.parametrize("config", [SMALL, WITH_EXTRA])
+@pytest.mark.parametrize("config", [SMALL, LARGE])
 @pytest.mark.parametrize(
     "options",
     [{"window": 1}, {"window": 5}, {"window": 70}, {"softcap": 3.0}, {"sinks": 0}, {"scale": -0.3}, {"scale": 0.0}, {"window": 9, "softcap": 2.0, "sinks": 1}],
