@@ -32,7 +32,10 @@ def compile_both(
     with compiled_for(capability) as compiled:
         attend(
             tensor(q_heads),
-            *(tensor(kv_heads) for _ in range(4)),
+            tensor(kv_heads),
+            tensor(kv_heads),
+            tensor(kv_heads),
+            tensor(kv_heads),
             layout,
             torch.zeros(q_len, 3, dtype=torch.int32),
             scale=0.1,

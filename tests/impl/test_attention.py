@@ -4,18 +4,20 @@ On the CPU the kernels run in Triton's interpreter, in a process of their own wi
 (see ``conftest.py``). bf16 is tested on a GPU only: the interpreter multiplies it wrongly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.impl.attention import attend
-from ddtree.impl.attention_configs import AttentionConfig
+from ddtree.impl.attention_configs import AttentionConfig, choose_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Relative error norms. Sums are float32: 2^-24 a step. The softmax's weights and the result are rounded
@@ -24,6 +26,10 @@ TOLERANCE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 SMALL = AttentionConfig(16, 32, num_stages=2)
 LARGE = AttentionConfig(32, 64)
+
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""query, key, value, key_pool, value_pool"""
 
 
 class Call:
@@ -62,26 +68,56 @@ class Call:
             return torch.randn(count, heads, head_dim, generator=draw).to(DEVICE, dtype)
 
         def pool() -> Tensor:
-            tensor = torch.full(((batch * context // page_size + 1) * page_size, kv_heads, head_dim), torch.nan).to(DEVICE, dtype)
+            tensor = torch.full(
+                ((batch * context // page_size + 1) * page_size, kv_heads, head_dim), torch.nan
+            ).to(DEVICE, dtype)
             used = layout.kv_indices
             tensor[used.to(DEVICE)] = random(used.numel(), kv_heads)
             return tensor
 
         total = sum(q_lens)
-        self.layout = replace(layout, **{name: value.to(DEVICE) for name, value in vars(layout).items() if isinstance(value, Tensor)})
+        on_device: dict[str, Any] = {
+            name: value.to(DEVICE)
+            for name, value in vars(layout).items()
+            if isinstance(value, Tensor)
+        }
+        self.layout = replace(layout, **on_device)
         self.mask = spec.BitMask(mask.words.to(DEVICE))
-        self.tensors = (random(total, kv_heads * group), random(total, kv_heads), random(total, kv_heads), pool(), pool())
+        self.tensors: Tensors = (
+            random(total, kv_heads * group),
+            random(total, kv_heads),
+            random(total, kv_heads),
+            pool(),
+            pool(),
+        )
 
     def check(self, config: AttentionConfig, num_programs: int, **options: Any) -> None:
         """Both results agree with the reference's; what is left unwritten would be NaN."""
         query = self.tensors[0]
         expected, expected_lse = spec.verify_attention(
-            *self.tensors, self.layout, self.mask, return_lse=True, compute_dtype=torch.float64, **options
+            *self.tensors,
+            self.layout,
+            self.mask,
+            return_lse=True,
+            compute_dtype=torch.float64,
+            **options,
         )
-        given = {"softcap": None, "sinks": None, "window": None, "scale": query.shape[2] ** -0.5, **options}
+        defaults = {
+            "softcap": None,
+            "sinks": None,
+            "window": None,
+            "scale": query.shape[2] ** -0.5,
+            **options,
+        }
         with poisoned_memory():
             found, found_lse = attend(
-                *self.tensors, self.layout, self.mask.words, return_lse=True, config=config, num_programs=num_programs, **given
+                *self.tensors,
+                self.layout,
+                self.mask.words,
+                return_lse=True,
+                config=config,
+                num_programs=num_programs,
+                **defaults,
             )
         assert found_lse is not None and expected_lse is not None
         assert found.dtype == query.dtype
@@ -121,7 +157,14 @@ def poisoned_memory() -> Iterator[None]:
         (130, 63, 2, LARGE, 16),
     ],
 )
-def test_sizes(dtype: torch.dtype, q_len: int, prefix: int, group: int, config: AttentionConfig, num_programs: int) -> None:
+def test_sizes(
+    dtype: torch.dtype,
+    q_len: int,
+    prefix: int,
+    group: int,
+    config: AttentionConfig,
+    num_programs: int,
+) -> None:
     """Every size beside a block's or a tile's agrees, however many programs share it."""
     Call([q_len], [prefix], group, dtype).check(config, num_programs)
 
@@ -135,7 +178,16 @@ def test_ragged(num_programs: int) -> None:
 @pytest.mark.parametrize("config", [SMALL, LARGE])
 @pytest.mark.parametrize(
     "options",
-    [{"window": 1}, {"window": 5}, {"window": 70}, {"softcap": 3.0}, {"sinks": 0}, {"scale": -0.3}, {"scale": 0.0}, {"window": 9, "softcap": 2.0, "sinks": 1}],
+    [
+        {"window": 1},
+        {"window": 5},
+        {"window": 70},
+        {"softcap": 3.0},
+        {"sinks": 0},
+        {"scale": -0.3},
+        {"scale": 0.0},
+        {"window": 9, "softcap": 2.0, "sinks": 1},
+    ],
 )
 def test_options(config: AttentionConfig, options: dict[str, Any]) -> None:
     """Window by depth, softcap, sinks and scale, alone and together, split and unsplit."""
@@ -155,8 +207,11 @@ def test_tail_of_fixed_buffers_is_zero() -> None:
     """Rows past the call's last are 0, with log-sum-exp -inf, and unused requests do nothing."""
     call = Call([5, 3], [20, 40], 2)
     tail = 6
-    query, key, value, *pools = call.tensors
-    call.tensors = (*(torch.cat([t, t.new_full((tail, *t.shape[1:]), torch.nan)]) for t in (query, key, value)), *pools)
+    query, key, value = (
+        torch.cat([tensor, tensor.new_full((tail, *tensor.shape[1:]), torch.nan)])
+        for tensor in call.tensors[:3]
+    )
+    call.tensors = query, key, value, *call.tensors[3:]
     layout = call.layout
     call.layout = replace(
         layout,
@@ -182,10 +237,93 @@ def test_any_bits() -> None:
     call.check(SMALL, 3)
 
 
+@pytest.mark.long
+@settings(max_examples=100)
+@given(
+    widths=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 300)), min_size=1, max_size=6),
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 3),
+    config=st.sampled_from([SMALL, LARGE]),
+    num_programs=st.integers(1, 40),
+    window=st.none() | st.integers(1, 350),
+)
+def test_any_sizes(
+    widths: list[tuple[int, int]],
+    group: int,
+    kv_heads: int,
+    config: AttentionConfig,
+    num_programs: int,
+    window: int | None,
+) -> None:
+    """Whatever the widths, prefixes, heads and programs are, the result agrees."""
+    q_lens, prefixes = (list(sizes) for sizes in zip(*widths, strict=True))
+    Call(q_lens, prefixes, group, kv_heads=kv_heads).check(config, num_programs, window=window)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chosen_configurations(dtype: torch.dtype, head_dim: int) -> None:
+    """Every configuration that the public function chooses agrees on the GPU."""
+    call = Call([65, 1, 33], [1000, 64, 0], 4, dtype, kv_heads=2, head_dim=head_dim)
+    config = choose_config(dtype, head_dim)
+    for options in ({}, {"window": 40, "softcap": 20.0}):
+        call.check(config, 264, **options)
+
+
+@pytest.mark.gpu
+def test_replays_in_fixed_buffers() -> None:
+    """A captured launch is right for a later call of other widths and prefixes in the same buffers."""
+    first, later = Call([33, 17], [300, 64], 2), Call([5, 33], [90, 200], 2)
+    rows, entries = 50, 364
+    slots = max(call.tensors[3].shape[0] for call in (first, later))
+    query, key, value = (pad_rows(tensor, rows) for tensor in first.tensors[:3])
+    key_pool, value_pool = (pad_rows(pool, slots) for pool in first.tensors[3:])
+    tensors: Tensors = query, key, value, key_pool, value_pool
+    layout = replace(
+        first.layout,
+        kv_indices=pad_rows(first.layout.kv_indices, entries),
+        positions=pad_rows(first.layout.positions, rows),
+        is_captured=True,
+    )
+    mask = spec.BitMask(pad_rows(first.mask.words, rows))
+    impl.verify_attention(*tensors, layout, mask)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output, _ = impl.verify_attention(*tensors, layout, mask)
+    for call in (first, later):
+        for buffer, tensor in zip(tensors, call.tensors, strict=True):
+            buffer[: tensor.shape[0]] = tensor
+        for name in ("qo_indptr", "kv_indptr", "kv_indices", "positions"):
+            new = getattr(call.layout, name)
+            getattr(layout, name)[: new.shape[0]] = new
+        mask.words[: call.mask.words.shape[0]] = call.mask.words
+        graph.replay()
+        expected, _ = spec.verify_attention(
+            *call.tensors, call.layout, call.mask, compute_dtype=torch.float64
+        )
+        used = expected.shape[0]
+        assert error(output[:used], expected) <= TOLERANCE[torch.float32]
+        assert not output[used:].any()
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
+    """Apply a function to each of the five."""
+    query, key, value, key_pool, value_pool = map(function, tensors)
+    return query, key, value, key_pool, value_pool
+
+
+def pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    """A copy with zero rows behind."""
+    return torch.cat([tensor, tensor.new_zeros(rows - tensor.shape[0], *tensor.shape[1:])])
+
+
 def test_same_bits_twice() -> None:
     """Two runs of one call give the same bits."""
     call = Call([33], [200], 2, torch.float16)
-    first, second = (impl.verify_attention(*call.tensors, call.layout, call.mask)[0] for _ in range(2))
+    first, second = (
+        impl.verify_attention(*call.tensors, call.layout, call.mask)[0] for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 
@@ -193,7 +331,9 @@ def test_wrong_width_garbles() -> None:
     """The kernel reads the call's widths: a layout with another prefix really gives another result."""
     call = Call([17], [64], 1)
     right, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
-    call.layout = replace(call.layout, kv_indptr=call.layout.kv_indptr - call.layout.kv_indptr.sign() * 9)
+    call.layout = replace(
+        call.layout, kv_indptr=call.layout.kv_indptr - call.layout.kv_indptr.sign() * 9
+    )
     wrong, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
     assert error(wrong, right) > 0.01
 
@@ -202,16 +342,47 @@ def test_wrong_width_garbles() -> None:
     ("change", "message"),
     [
         ({"mask": spec.FlatMask(torch.ones(9, dtype=torch.bool))}, "FlatMask.*convert_mask"),
-        ({"mask": spec.BitMask(torch.zeros(3, 0, dtype=torch.int32))}, "0 words a row; max_q_len 3 needs 1"),
+        (
+            {"mask": spec.BitMask(torch.zeros(3, 0, dtype=torch.int32))},
+            "0 words a row; max_q_len 3 needs 1",
+        ),
         ({"window": 0}, "window is 0"),
         ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"softcap": "3"}, "softcap is '3'; expected a finite number"),
+        ({"scale": float("nan")}, "scale is nan; expected a finite number"),
         ({"compute_dtype": torch.float64}, "float64"),
+        ({"sinks": torch.zeros(2)}, r"sinks has shape \[2\]; expected \[1\]"),
+        (
+            {"mask": spec.BitMask(torch.zeros(3, 1, dtype=torch.int64))},
+            "int64; expected torch.int32",
+        ),
     ],
 )
 def test_refuses(change: dict[str, Any], message: str) -> None:
     """What the kernel cannot do is refused with the numbers."""
     call = Call([3], [4], 1)
-    given = {"mask": call.mask, **change}
-    mask = given.pop("mask")
+    options = {"mask": call.mask, **change}
+    mask = options.pop("mask")
     with pytest.raises(spec.InputError, match=message):
-        impl.verify_attention(*call.tensors, call.layout, mask, **given)
+        impl.verify_attention(*call.tensors, call.layout, mask, **options)
+
+
+def test_refuses_what_it_cannot_read() -> None:
+    """Head dims, dtypes and strides outside what the kernels read are refused with the numbers."""
+    call = Call([3], [4], 1)
+    query, key, value, key_pool, value_pool = call.tensors
+
+    def attempt(q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor) -> None:
+        impl.verify_attention(q, k, v, k_pool, v_pool, call.layout, call.mask)
+
+    with pytest.raises(spec.InputError, match="head_dim is 32"):
+        attempt(*map_tensors(lambda tensor: tensor[..., :32], call.tensors))
+    with pytest.raises(spec.InputError, match=r"key is torch\.float16, query torch\.float32"):
+        attempt(query, key.half(), value.half(), key_pool, value_pool)
+    with pytest.raises(spec.InputError, match=r"query is torch\.float64"):
+        attempt(*map_tensors(Tensor.double, call.tensors))
+    strided = key_pool.new_zeros(*key_pool.shape[:2], 128)[..., ::2]
+    with pytest.raises(spec.InputError, match="key_pool has stride 2"):
+        attempt(query, key, value, strided, strided)
+    with pytest.raises(spec.InputError, match="they must be equal"):
+        attempt(query, key, torch.cat([value, value], 1)[:, :1], key_pool, value_pool)
