@@ -238,7 +238,7 @@ def test_any_bits() -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     widths=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 300)), min_size=1, max_size=6),
     group=st.integers(1, 8),
