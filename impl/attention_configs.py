@@ -2,8 +2,8 @@
 
 ``bench/results/attention-sweep-h200.json`` compares 22 configurations on 46 shapes on an H200 (bf16, head
 dim 128). One of them, 64 rows by 64 entries, is chosen for all: its times are 1.6 % (geometric mean) above
-the best of each shape. Widths do not enter, because the kernel spreads whatever blocks there are evenly
-over its programs.
+the best of each shape; ``attention.md`` there says what to hold against that figure. Widths do not enter,
+because the kernel spreads whatever blocks there are evenly over its programs.
 """
 
 from dataclasses import dataclass
