@@ -8,6 +8,7 @@ and generation. The names below are imported when first used, so that the comman
 import os
 import sys
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def __dir__() -> list[str]:
 
 def _is_command() -> bool:
     """Whether this process is the ``ddtree`` command, which says itself what is wrong with a setting."""
-    return Path(sys.argv[0]).stem == "ddtree" or sys.orig_argv[1:3] == ["-m", "ddtree"]
+    return Path(sys.argv[0]).stem == "ddtree" or ("-m", "ddtree") in pairwise(sys.orig_argv)
 
 
 if os.environ.get("DDTREE_DEBUG"):

@@ -453,7 +453,7 @@ MASK = (
         "mask",
         "A real node sees itself and its ancestors and no other node.",
         "mask[r, prefix_len + j] == (j is r or an ancestor of r) for r, j < num_nodes[b]",
-        (MASKS, "parents", "num_nodes", "q_len"),
+        (MASKS, "parents", "num_nodes", "q_len", "prefix_len|words"),
         visibility,
         ("num_nodes", "parent_order"),
     ),
@@ -465,7 +465,7 @@ MASK = (
             "before itself just what its parent, the last row before it that it sees, sees."
         ),
         "seen(r) == {r} | seen(max(seen(r) - {r})), seen(0) == {0} for real r",
-        (MASKS, "q_len"),
+        (MASKS, "q_len", "prefix_len|words"),
         mask_is_tree,
     ),
     Invariant(
@@ -490,7 +490,7 @@ MASK = (
         "mask",
         "No real row sees a padding row.",
         "not mask[r, prefix_len + j] for r < num_nodes[b] <= j",
-        (MASKS, "num_nodes", "q_len"),
+        (MASKS, "num_nodes", "q_len", "prefix_len|words"),
         padding_invisible,
         ("num_nodes",),
     ),

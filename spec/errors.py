@@ -15,11 +15,17 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
-def require_int(name: str, value: Any, least: int, why: str = "") -> None:
-    """Refuse what is no whole number, and one below ``least``; ``why`` says what the least is."""
+def require_int(name: str, value: Any, least: int, why: str = "", *, most: int = 2**63 - 1) -> None:
+    """Refuse what is no whole number, and one outside its bounds; ``why`` says what the least is."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(whole, f"{name} is {given(value)}; expected a whole number")
     require(value >= least, f"{name} is {value}; the least is {least}{why and f', {why}'}")
+    require(value <= most, f"{name} is {value}; the most is {most}")
+
+
+def require_bool(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    require(isinstance(value, bool), f"{name} is {given(value)}; expected True or False")
 
 
 def require_number(name: str, value: Any) -> None:

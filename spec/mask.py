@@ -4,7 +4,7 @@ A row sees every prefix entry, itself and its ancestors. Padding rows have no pa
 the prefix and themselves, and no real row sees them.
 """
 
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import torch
 from jaxtyping import Bool
@@ -20,7 +20,7 @@ from ddtree.spec.contracts import (
     VerifyLayout,
 )
 from ddtree.spec.dtypes import require_kind
-from ddtree.spec.errors import require
+from ddtree.spec.errors import given, require
 from ddtree.spec.index import (
     bit_shift,
     bit_word,
@@ -242,6 +242,9 @@ def _require_size(mask: TreeMask, layout: VerifyLayout) -> None:
 
 def _write(matrices: list[Matrix], layout: VerifyLayout, form: Form) -> TreeMask:
     """Write the requests' matrices in one form."""
+    named: object = form
+    known = isinstance(named, str) and named in get_args(Form)
+    require(known, f"form is {given(form)}; known are 'flat', 'packed', 'dense' and 'bits'")
     match form:
         case "flat":
             return FlatMask(torch.cat([m.flatten() for m in matrices]))
@@ -251,8 +254,6 @@ def _write(matrices: list[Matrix], layout: VerifyLayout, form: Form) -> TreeMask
             return _write_dense(matrices, layout)
         case "bits":
             return _write_bits(matrices, layout)
-    require(False, f"form is {form!r}; known are 'flat', 'packed', 'dense' and 'bits'")
-    raise AssertionError
 
 
 def _write_packed(matrices: list[Matrix], layout: VerifyLayout) -> PackedMask:

@@ -19,6 +19,7 @@ from ddtree.spec.contracts import (
     VerifyLayout,
 )
 from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import require_bool
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import tree_mask
 from ddtree.spec.public import public
@@ -93,6 +94,7 @@ def verify_round(
         InputError: as the steps raise it.
     """
     require_kind("target", target, Target)
+    require_bool("ragged", ragged)
     if sampling is not None:
         require_kind("sampling", sampling, Sampling)
     if buffers is not None:

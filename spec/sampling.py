@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.spec.contracts import VerifyLayout
-from ddtree.spec.errors import require, require_int, require_number
+from ddtree.spec.errors import given, require, require_int, require_number
 from ddtree.spec.mask import request_lens
 
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -38,6 +38,8 @@ class Sampling:
             InputError: as ``target_distribution`` and ``position_uniforms`` raise it.
         """
         _require_parameters(self.temperature, self.top_k, self.top_p)
+        text = isinstance(self.seed, (str, bytes))
+        require(not text, f"seed is {given(self.seed)}; expected a whole number")
         for seed in self.seed if isinstance(self.seed, Sequence) else (self.seed,):
             _require_seed(seed)
 
@@ -120,8 +122,7 @@ def _require_parameters(temperature: float, top_k: int | None, top_p: float | No
 
 def _require_seed(seed: int) -> None:
     """Refuse what is no unsigned number of 64 bits."""
-    require_int("seed", seed, 0)
-    require(seed < 2**64, f"seed is {seed}; it must be from 0 to 2**64 - 1")
+    require_int("seed", seed, 0, most=2**64 - 1)
 
 
 def sample(

@@ -383,3 +383,14 @@ def test_attention_alone_in_debug_mode() -> None:
         by_row = replace(layout, positions=torch.arange(8))
         with pytest.raises(InvariantViolation, match="mask_positions"):
             verify_attention(**made, **pools, layout=by_row, mask=mask)
+
+
+def test_a_mask_without_a_prefix_length_is_not_checked() -> None:
+    """A flat mask cannot be read without the prefix lengths: that is said, not passed over."""
+    ones = torch.ones(374, dtype=torch.bool)
+    unread = report(Call(qo_indptr=torch.tensor([0, 17]), custom_mask=ones))
+    assert "mask_is_tree" in unread.not_checked
+    broken = violations(
+        Call(qo_indptr=torch.tensor([0, 17]), kv_indptr=torch.tensor([0, 5]), custom_mask=ones)
+    )
+    assert [violation.invariant for violation in broken] == ["mask_is_tree"]
