@@ -130,11 +130,8 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
         (buffers.token_ids, torch.cat(tokens), 0),
         (buffers.mask.allowed, mask.allowed[:bits], 0),
     ]
-    for (
-        buffer,
-        front,
-        _,
-    ) in writes:  # a layout whose max_q_len is not its own passes the checks above
+    # a layout whose max_q_len is not its own passes the checks above
+    for buffer, front, _ in writes:
         require(
             front.numel() <= buffer.numel(),
             f"{front.numel()} entries do not fit a buffer of {buffer.numel()}",

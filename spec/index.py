@@ -98,17 +98,7 @@ def window_start(position, window):
     return position - window + 1
 
 
-# the KV pool
-
-
-def slot_of(page, page_size, offset):
-    """Pool slot of an entry of a page."""
-    return page * page_size + offset
-
-
-def page_of(slot, page_size):
-    """Page that holds a slot."""
-    return slot // page_size
+# tables
 
 
 def row_offset(row, row_stride, col):

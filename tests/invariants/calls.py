@@ -22,7 +22,6 @@ from ddtree.spec import (
     plan_verify,
     tree_mask,
 )
-from ddtree.spec.index import mask_len
 from ddtree.spec.round import new_tokens
 
 VOCAB = 11
@@ -145,14 +144,3 @@ def put(call: Call, name: str, at: Any, value: Any) -> Call:
 def indptr(lengths: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
     """Offsets of consecutive segments."""
     return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
-
-
-def configured_width(layout: VerifyLayout, width: int, fields: Sequence[str]) -> VerifyLayout:
-    """The founding bug: ``fields`` made from a configured width in place of the call's own."""
-    prefixes = layout.kv_indptr.diff().tolist()
-    wrong: dict[str, Any] = {
-        "qo_indptr": indptr([width] * len(prefixes), torch.int32),
-        "mask_indptr": indptr([mask_len(p, width) for p in prefixes]),
-        "max_q_len": width,
-    }
-    return replace(layout, **{name: wrong[name] for name in fields})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddtree.decoding.founding_bug import configured_width
 from ddtree.invariants import Call, InvariantViolation, debug, report, violations
 from ddtree.invariants.exact_target import ExactTarget
 from ddtree.invariants.sizes import sizes_of
@@ -25,7 +26,7 @@ from ddtree.spec import (
     verify_attention,
 )
 from ddtree.spec.index import mask_len
-from tests.invariants.calls import configured_width, indptr, tables, verify
+from tests.invariants.calls import indptr, tables, verify
 
 FIELDS = ("qo_indptr", "mask_indptr", "max_q_len")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddtree.decoding.founding_bug import configured_width
 from ddtree.invariants import Call, InvariantViolation, check, debug, dump, load, report, violations
 from ddtree.spec import FlatMask, Horizon, InputError, VerifyBuffers, accept_greedy
 from ddtree.spec.index import mask_len, q_len_of
-from tests.invariants.calls import configured_width, indptr, verify
+from tests.invariants.calls import indptr, verify
 
 WIDTH = 8
 NAMED = {"qo_indptr": "qo_indptr", "mask_indptr": "mask_len", "max_q_len": "max_q_len"}

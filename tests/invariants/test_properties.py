@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from ddtree.decoding.founding_bug import configured_width
 from ddtree.invariants import Call, report, violations
 from ddtree.invariants.call import FIELDS
 from ddtree.invariants.sizes import sizes_of, uniform_width, width_of_segment
 from ddtree.spec import Budget, VerifyBuffers, build_tree, plan_verify, tree_mask
 from ddtree.spec.index import mask_len
-from tests.invariants.calls import captured, configured_width, indptr, tables, verify, whole_round
+from tests.invariants.calls import captured, indptr, tables, verify, whole_round
 
 PREFIXES = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 

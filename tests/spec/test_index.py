@@ -40,8 +40,6 @@ def test_the_founding_bugs_numbers() -> None:
         (index.bit_shift, (33,), 1),
         (index.position, (5, 2), 7),
         (index.window_start, (7, 4), 4),
-        (index.slot_of, (3, 16, 5), 53),
-        (index.page_of, (53, 16), 3),
         (index.row_offset, (15408, 151936, 0), 2341029888),
         (index.chunk_len, (100, 3, 16), 48),
         (index.chunk_start, (2, 48), 96),
