@@ -2,260 +2,67 @@
 
 A time is the median of CUDA-graph replays. One graph runs the call once on each of several KV pools,
 which together are much larger than the L2 cache, with shuffled slots; the time is divided by their
-number. ``floor`` is the larger of bytes (each read or written once) over the memory's rate and operations
-over the matrix units' rate. What is timed has been compared with the reference in float64 before.
+number. Whoever is compared is timed in two rounds of opposite order. ``floor`` is the larger of bytes
+(each read or written once) over the memory's rate and operations over the matrix units' rate. What is
+timed has been compared with the reference in float64 before.
 
     python bench/attention.py check    results against the reference, all dtypes and options
     python bench/attention.py sweep    several configurations on every shape
-    python bench/attention.py grid     the chosen configuration, and PyTorch's attention beside it
+    python bench/attention.py grid     the chosen configuration, and its peers in the same run
+        --peers none | all | sglang,flashinfer,...    --cells main less dim64 page16 fp8 1,17,16384 ...
 """
 
 import argparse
 import json
-import math
 import multiprocessing
-import platform
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from ddtree import spec
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.cells import MAIN, Cell, choose_cells, everything_seen, make_call, random_call
+from bench.common import RESULTS, Captured, error, geometric_mean, interleaved_us, machine
+from bench.peers import CEILINGS, PACKAGES, PEERS, Call, Refused, Run, ddtree, reference
+from ddtree import impl
 from ddtree.impl.attention import attend
 from ddtree.impl.attention_configs import AttentionConfig, choose_config
 
-RESULTS = Path(__file__).resolve().parent / "results"
-BYTES_PER_S = 4.3e12  # what copies reach on an H200
-FLOP_PER_S = 770e12  # what bf16 matrix products reach there
-COLD_BYTES = 400e6  # pools of a cell together, eight times the L2 cache
-MAX_POOLS = 12
 LEAST_FLOOR_US = 15.0
 """Below, launches weigh more than the work: left out of the mean over the floor."""
+OURS = "ddtree"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One shape."""
-
-    batch: int
-    q_len: int
-    prefix: int
-    q_heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    page_size: int = 1
-
-    @property
-    def floor_us(self) -> float:
-        """No kernel can be faster than this."""
-        entries = self.batch * (self.prefix + self.q_len)
-        kv = 2 * 2 * entries * self.kv_heads * self.head_dim
-        qo = 2 * 2 * self.batch * self.q_len * self.q_heads * self.head_dim
-        flop = 4 * entries * self.q_heads * self.q_len * self.head_dim
-        return 1e6 * max((kv + qo) / BYTES_PER_S, flop / FLOP_PER_S)
-
-    @property
-    def one_less(self) -> "Cell":
-        """The same without one row: full tiles, where the root makes q_len = 2^k + 1."""
-        return replace(self, q_len=self.q_len - 1)
-
-    def __str__(self) -> str:
-        """Batch, q_len, prefix, heads, and what is not usual."""
-        dim = f" dim {self.head_dim}" if self.head_dim != 128 else ""
-        page = f" page {self.page_size}" if self.page_size != 1 else ""
-        return (
-            f"{self.batch}, {self.q_len}, {self.prefix}, {self.q_heads}/{self.kv_heads}{dim}{page}"
-        )
-
-
-# Peers on an H200 in an earlier run (torch 2.11.0+cu130, Triton 3.6.0, bf16, head dim 128), not measured
-# here: SGLang 0.5.23 extend_attention_fwd, FlashInfer 0.6.7 paged prefill with a custom mask, and SDPA
-# with a dense additive mask on repeated contiguous KV, microseconds.
-RECORDED = {
-    Cell(1, 17, 2048): (128, 30.3, 130),
-    Cell(1, 65, 2048): (135, 49, 134),
-    Cell(1, 257, 2048): (146, 144, 157),
-    Cell(1, 513, 2048): (280, 363, 286),
-    Cell(1, 17, 16384): (1081, 86.9, 933),
-    Cell(1, 65, 16384): (1085, 235, 955),
-    Cell(1, 257, 16384): (1099, 809, 1015),
-    Cell(1, 513, 16384): (2196, 2313, 1793),
-    Cell(1, 17, 65536): (4269, 309, 3678),
-    Cell(1, 65, 65536): (4285, 867, 3731),
-    Cell(1, 257, 65536): (4271, 3082, 3972),
-    Cell(1, 513, 65536): (8604, 9070, 7180),
-    Cell(8, 17, 4096): (528, 179, 868),
-    Cell(8, 65, 4096): (553, 603, 890),
-    Cell(8, 257, 4096): (1639, 1725, 1681),
-    Cell(8, 513, 4096): (2838, 3048, 2554),
-    Cell(32, 17, 2048): (1087, 317, 1743),
-    Cell(32, 65, 2048): (1154, 927, 1798),
-    Cell(32, 257, 2048): (3690, 3004, 3516),
-    Cell(32, 513, 2048): (6538, 6191, 5610),
-    Cell(1, 17, 16384, 32, 4): (1069, 88.0, 927),
-    Cell(1, 257, 16384, 32, 4): (1094, 803, 997),
-    Cell(16, 65, 4096, 32, 4): (1077, 1094, 1734),
-}
-PEERS = ("sglang_us", "flashinfer_us", "sdpa_dense_us")
-GRID = list(RECORDED)
-VARIED = [Cell(1, 17, 16384), Cell(1, 257, 16384), Cell(8, 65, 4096), Cell(32, 17, 2048)]
-"""Cells that the grid also measures with head dim 64 and with pages of 16 and 64 slots."""
-
-
-def geometric_mean(ratios: list[float]) -> float:
-    """The mean of what multiplies."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def machine() -> dict[str, str]:
-    """What a result was measured on."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
-
-
-@dataclass
-class Call:
-    """The tensors of one call."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    key_pool: Tensor
-    value_pool: Tensor
-    layout: spec.VerifyLayout
-    mask: spec.BitMask
-
-    def run(self, config: AttentionConfig, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """One call with a configuration."""
-        given = {"softcap": None, "sinks": None, "window": None, "return_lse": False, **options}
-        sms = torch.cuda.get_device_properties(0).multi_processor_count
-        return attend(
-            self.query,
-            self.key,
-            self.value,
-            self.key_pool,
-            self.value_pool,
-            self.layout,
-            self.mask.words,
-            scale=self.query.shape[2] ** -0.5,
-            config=config,
-            num_programs=config.programs_per_sm * sms,
-            **given,
-        )
-
-    def reference(self, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """The same by the reference in float64."""
-        return spec.verify_attention(
-            self.query,
-            self.key,
-            self.value,
-            self.key_pool,
-            self.value_pool,
-            self.layout,
-            self.mask,
-            compute_dtype=torch.float64,
-            **options,
-        )
-
-
-@cache
-def best_first_tree(q_len: int, depth: int = 15) -> spec.DraftTree:
-    """A tree as DDTree builds it: peaked marginals, horizon 15."""
-    generator = torch.Generator().manual_seed(q_len)
-    logits = 10.0 * torch.randn(1, depth, max(1024, q_len), generator=generator)
-    return spec.build_tree(
-        logits.log_softmax(-1), torch.zeros(1, dtype=torch.int64), spec.Budget(q_len - 1)
-    )
-
-
-def make_call(
-    q_lens: list[int], prefixes: list[int], q_heads: int, kv_heads: int, head_dim: int,
-    dtype: torch.dtype = torch.bfloat16, page_size: int = 1, seed: int = 0, spare_pages: int = 1,
-) -> Call:  # fmt: skip
-    """Random tensors on the GPU; pages are shuffled over the pool; equal trees for equal q_len."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    batch, pages = len(q_lens), [-(-p // page_size) for p in prefixes]
-    shuffled = torch.randperm(sum(pages) + spare_pages, generator=generator, device="cuda")[
-        : sum(pages)
-    ]
-    slots = (shuffled[:, None] * page_size + torch.arange(page_size, device="cuda")).split(pages)
-    trees = [best_first_tree(q) for q in q_lens]
-
-    def indptr(lengths: list[int], dtype: torch.dtype) -> Tensor:
-        return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(dtype)
-
-    layout = spec.VerifyLayout(
-        qo_indptr=indptr(q_lens, torch.int32),
-        kv_indptr=indptr(prefixes, torch.int32),
-        kv_indices=torch.cat([s.flatten()[:p] for s, p in zip(slots, prefixes, strict=True)]),
-        mask_indptr=indptr(
-            [q * (p + q) for q, p in zip(q_lens, prefixes, strict=True)], torch.int64
-        ),
-        max_q_len=max(q_lens),
-        positions=torch.cat(
-            [p + t.depths[0].long() for p, t in zip(prefixes, trees, strict=True)]
-        ).cuda(),
-        out_cache_loc=torch.full((sum(q_lens),), -1, device="cuda"),
-    )
-    num_words = -(-max(q_lens) // 32)
-    words = torch.cat([pad(tree_words(q), (0, num_words - tree_words(q).shape[1])) for q in q_lens])
-
-    def random(rows: int, heads: int) -> Tensor:
-        return torch.randn(
-            rows, heads, head_dim, generator=generator, device="cuda", dtype=torch.float32
-        ).to(dtype)
-
-    def pool() -> Tensor:  # slots that no entry uses hold NaN
-        slots = (sum(pages) + spare_pages) * page_size
-        tensor = torch.full((slots, kv_heads, head_dim), torch.nan, dtype=dtype, device="cuda")
-        tensor[layout.kv_indices] = random(layout.kv_indices.numel(), kv_heads)
-        return tensor
-
-    rows = sum(q_lens)
-    assert batch == len(prefixes)
-    return Call(
-        random(rows, q_heads),
-        random(rows, kv_heads),
-        random(rows, kv_heads),
-        pool(),
-        pool(),
-        layout,
-        spec.BitMask(words.cuda()),
-    )
-
-
-@cache
-def tree_words(q_len: int) -> Tensor:
-    """Ancestor words of ``best_first_tree``."""
-    tree = best_first_tree(q_len)
-    layout = spec.plan_verify(tree, torch.zeros(1, dtype=torch.int64), torch.arange(q_len)[None])
-    return spec.tree_mask(tree, layout, "bits").words
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖; NaN stays NaN."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def run_config(call: Call, config: AttentionConfig) -> Tensor:
+    """One call with a configuration that need not be the chosen one."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    return attend(
+        *call.arguments[:6],
+        call.mask.words,
+        scale=call.query.shape[2] ** -0.5,
+        softcap=None,
+        sinks=None,
+        window=None,
+        return_lse=False,
+        config=config,
+        num_programs=config.programs_per_sm * sms,
+    )[0]
 
 
 # Of the output: rounding of the softmax's weights and of the result.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 LSE_TOLERANCE = 1e-5  # sums are float32 in every dtype, products of float32 inputs exact
+FP8_ARITHMETIC = 0.08
+"""Of a peer that rounds the query and the softmax's weights to fp8 too, where the pools are fp8."""
 
 CHECK_OPTIONS: list[dict[str, Any]] = [
     {},
@@ -297,17 +104,16 @@ def check_one(dtype: torch.dtype, number: int) -> list[dict[str, Any]]:
     """Compare one shape in one dtype with the reference, over the options (in a process of its own)."""
     shape = CHECK_SHAPES[number]
     call = make_call(**asdict(shape), dtype=dtype, seed=number)
-    config = choose_config(dtype, shape.head_dim)
     rows = []
     for option in CHECK_OPTIONS:
         given = dict(option)
         if given.pop("sinks", False):
             given["sinks"] = torch.randn(shape.q_heads, device="cuda")
-        expected, expected_lse = call.reference(**given, return_lse=True)
+        expected, expected_lse = reference(call, **given, return_lse=True)
         torch.use_deterministic_algorithms(mode=True)  # torch.empty gives NaN
-        found, found_lse = call.run(config, **given, return_lse=True)
+        found, found_lse = impl.verify_attention(*call.arguments, **given, return_lse=True)
         torch.use_deterministic_algorithms(mode=False)
-        again, _ = call.run(config, **given, return_lse=True)
+        again, _ = impl.verify_attention(*call.arguments, **given, return_lse=True)
         assert found_lse is not None
         assert expected_lse is not None
         e, lse_e, same = (
@@ -354,177 +160,95 @@ def check(out: Path, limit: float) -> None:
         raise SystemExit(1)
 
 
-def num_pools(cell: Cell, heads: int) -> int:
-    """How many KV pools together outsize the L2 cache."""
-    per_pool = 4 * cell.batch * cell.prefix * heads * cell.head_dim
-    return min(max(2, int(COLD_BYTES / per_pool) + 1), MAX_POOLS)
+def captured(
+    prepare: Callable[[Call], Run], calls: list[Call], expected: Tensor, tolerance: float
+) -> tuple[Captured, float]:
+    """A graph of an implementation's runs on all calls, and the error of the first, which is small."""
+    runs = [prepare(call) for call in calls]
+    found_error = error(runs[0]().reshape(expected.shape), expected)
+    if not found_error <= tolerance:
+        raise Refused(f"wrong: error {found_error:.2g} against the reference")
+    return Captured(runs), found_error
 
 
-def calls_of(cell: Cell) -> list[Call]:
-    """The same call on several pools."""
-    return [
-        make_call(
-            [cell.q_len] * cell.batch,
-            [cell.prefix] * cell.batch,
-            cell.q_heads,
-            cell.kv_heads,
-            cell.head_dim,
-            page_size=cell.page_size,
-            seed=seed,
-        )
-        for seed in range(num_pools(cell, cell.kv_heads))
-    ]
+def measure(cell: Cell, peers: list[str]) -> dict[str, Any]:
+    """Compare every implementation with the reference on a cell, then time those that are right."""
+    calls = [random_call(cell, seed) for seed in range(cell.num_pools)]
+    expected, _ = reference(calls[0])
+    graphs: dict[str, Captured] = {}
+    errors: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    tolerance = TOLERANCE[torch.bfloat16]
+    graphs[OURS], errors[OURS] = captured(ddtree, calls, expected, tolerance)
+    open_calls = [replace(calls[0], mask=everything_seen(calls[0])), *calls[1:]]
+    for name in peers:
+        wide = FP8_ARITHMETIC if cell.fp8 and name == "sglang" else tolerance
+        try:
+            if name in PEERS:
+                graphs[name], errors[name] = captured(PEERS[name], calls, expected, wide)
+            else:
+                unmasked, _ = reference(open_calls[0])
+                graphs[name], errors[name] = captured(
+                    CEILINGS[name], open_calls, unmasked, tolerance
+                )
+        except (Refused, ImportError, RuntimeError, ValueError, AssertionError) as reason:
+            refused[name] = str(reason).strip().split("\n")[0][:300] or repr(reason)
+    us = interleaved_us(graphs)
+    if reached := [us[name] for name in CEILINGS if name in us]:
+        us["unmasked"] = min(reached)
+    return {
+        **asdict(cell), "floor_us": cell.floor_us, "us": us, "error": errors, "not_timed": refused
+    }  # fmt: skip
 
 
-def graph_us(runs: Sequence[Callable[[], Any]], replays: int = 15) -> float:
-    """Median microseconds of one run, from replays of a graph that does each run once."""
-    for run in runs[:2]:
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for run in runs:
-            run()
-    for _ in range(3):
-        graph.replay()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-    events[0].record()
-    for event in events[1:]:
-        graph.replay()
-        event.record()
-    torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in pairwise(events))
-    return 1e3 * float(times[len(times) // 2]) / len(runs)
-
-
-def checked_us(calls: list[Call], config: AttentionConfig, expected: Tensor) -> tuple[float, float]:
-    """Error of the first call's output, which must be small, and time of a call."""
-    found, _ = calls[0].run(config)
-    found_error = error(found, expected)
-    if not found_error <= TOLERANCE[torch.bfloat16]:
-        raise SystemExit(f"{config}: error {found_error}")
-    return found_error, graph_us([partial(call.run, config) for call in calls])
-
-
-def packed_sdpa_us(cell: Cell) -> tuple[float, str]:
-    """SDPA without a mask on contiguous KV, heads of a group packed into rows, and the backend.
-
-    It computes less (no tree) and reads in order: what the fastest kernels of PyTorch reach on this work.
-    """
-    rows = cell.q_len * cell.q_heads // cell.kv_heads
-    sets = [
-        partial(
-            sdpa,
-            sdpa_input(cell, cell.kv_heads, rows),
-            sdpa_input(cell, cell.kv_heads),
-            sdpa_input(cell, cell.kv_heads),
-        )
-        for _ in range(num_pools(cell, cell.kv_heads))
-    ]
-    times = []
-    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
-        with sdpa_kernel(backend):
-            try:
-                sets[0]()
-            except RuntimeError as reason:  # it does not take this shape
-                print(f"{cell}: {backend.name}: {reason}")
-                continue
-            times.append((graph_us(sets), backend.name))
-    return min(times)
-
-
-def dense_sdpa_us(cell: Cell) -> float:
-    """SDPA with a dense additive mask on contiguous KV already repeated for every query head."""
-    kv = cell.prefix + cell.q_len
-    bias = torch.zeros(cell.q_len, kv, device="cuda", dtype=torch.bfloat16)
-    sees = torch.ones(cell.q_len, cell.q_len, device="cuda").tril().bool()  # cost is any mask's
-    bias[:, cell.prefix :].masked_fill_(~sees, -torch.inf)
-    mask = bias.expand(cell.batch, 1, cell.q_len, kv).contiguous()
-    sets = [
-        partial(
-            sdpa,
-            sdpa_input(cell, cell.q_heads, cell.q_len),
-            sdpa_input(cell, cell.q_heads),
-            sdpa_input(cell, cell.q_heads),
-            attn_mask=mask,
-        )
-        for _ in range(num_pools(cell, cell.q_heads))
-    ]
-    return graph_us(sets, replays=5)
-
-
-def sdpa_input(cell: Cell, heads: int, length: int | None = None) -> Tensor:
-    """Random [batch, heads, length, head_dim]; None: all entries."""
-    shape = cell.batch, heads, length or cell.prefix + cell.q_len, cell.head_dim
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-
-def figures_of(cell: Cell) -> dict[str, Any]:
-    """Shape, time, floor and error of the chosen configuration."""
-    calls = calls_of(cell)
-    config = choose_config(torch.bfloat16, cell.head_dim)
-    found_error, us = checked_us(calls, config, calls[0].reference()[0])
-    torch.cuda.empty_cache()
-    return {**asdict(cell), "us": us, "floor_us": cell.floor_us, "error": found_error}
-
-
-def grid(out: Path, limit: float) -> None:
-    """Time the chosen configuration on every cell, with one row less, and PyTorch beside it."""
+def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
+    """Time the chosen configuration on the cells, and its peers beside it."""
     started = time.monotonic()
     result: dict[str, Any] = {
-        "machine": machine(),
+        "machine": machine(*PACKAGES),
         "method": " ".join((__doc__ or "").split("\n\n")[1].split()),
-        "recorded": "figures under `recorded` come from an earlier run on an H200: see bench/attention.py",
         "cells": [],
-        "variants": [],
     }
     path = out / "attention-h200.json"
-    print("batch, q_len, prefix, heads: floor | ours (x floor) | one row less | packed | dense, us")
-    for cell in GRID:
+    print("batch, q_len, prefix, heads: floor | ours (x floor) | others (x ours), us")
+    for group, cell in choose_cells(names):
         if time.monotonic() - started > limit:
             raise SystemExit(f"{limit} s are over at {cell}; {path} holds the cells before")
-        row, less = figures_of(cell), figures_of(cell.one_less)
-        row["one_less"] = {key: less[key] for key in ("q_len", "us", "floor_us", "error")}
-        row["sdpa_packed_us"], row["sdpa_packed_backend"] = packed_sdpa_us(cell)
-        row["sdpa_dense_us"] = dense_sdpa_us(cell)
-        row["recorded"] = dict(zip(PEERS, RECORDED[cell], strict=True))
+        row = {"group": group, **measure(cell, peers)}
         torch.cuda.empty_cache()
         result["cells"].append(row)
+        result["summary"] = summary(result["cells"])
+        result["seconds"] = time.monotonic() - started
         path.write_text(json.dumps(result, indent=1) + "\n")
-        print(
-            f"{cell}: {row['floor_us']:.1f} | {row['us']:.1f} ({row['us'] / row['floor_us']:.2f}) | "
-            f"{less['us']:.1f} ({less['us'] / less['floor_us']:.2f}) | {row['sdpa_packed_us']:.1f} | "
-            f"{row['sdpa_dense_us']:.1f}",
-            flush=True,
+        ours = row["us"][OURS]
+        others = ", ".join(
+            f"{name} {us:.1f} ({us / ours:.2f})" for name, us in row["us"].items() if name != OURS
         )
-    for cell in VARIED:
-        for changed in (
-            replace(cell, head_dim=64),
-            *(replace(cell, page_size=p) for p in (16, 64)),
-        ):
-            result["variants"].append(row := figures_of(changed))
-            print(f"{changed}: {row['floor_us']:.1f} | {row['us']:.1f}", flush=True)
-    result["geometric_means"] = summary(result["cells"])
-    result["seconds"] = time.monotonic() - started
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["geometric_means"], indent=1), f"{result['seconds']:.0f} s", path)
+        print(f"{cell}: {cell.floor_us:.1f} | {ours:.1f} ({ours / cell.floor_us:.2f}) | {others}")
+        print(*(f"    {n}: {why}" for n, why in row["not_timed"].items()), sep="\n", flush=True)
+    print(json.dumps(result["summary"], indent=1), f"{result['seconds']:.0f} s", path)
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means over the cells: ours over the floor, others over ours."""
-    every = [*rows, *(row["one_less"] for row in rows)]
-    floors = [row["us"] / row["floor_us"] for row in every if row["floor_us"] >= LEAST_FLOOR_US]
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means: ours over the floor by group, others over ours on the main cells; who is faster."""
+    over: dict[str, list[float]] = {}
+    for row in rows:
+        if row["floor_us"] >= LEAST_FLOOR_US:
+            over.setdefault(row["group"], []).append(row["us"][OURS] / row["floor_us"])
+    main = [row["us"] for row in rows if row["group"] == "main"]
+    others = sorted({name for us in main for name in us} - {OURS, *CEILINGS})
+    ratios = {name: [us[name] / us[OURS] for us in main if name in us] for name in others}
     return {
-        "over_floor": geometric_mean(floors),
-        "over_floor_cells": len(floors),
-        "sdpa_packed_over_ours": geometric_mean([r["sdpa_packed_us"] / r["us"] for r in rows]),
-        "sdpa_dense_over_ours": geometric_mean([r["sdpa_dense_us"] / r["us"] for r in rows]),
-        **{
-            f"recorded_{name.removesuffix('_us')}_over_ours": geometric_mean(
-                [row["recorded"][name] / row["us"] for row in rows]
-            )
-            for name in PEERS
-        },
+        "over_floor": {group: geometric_mean(found) for group, found in over.items()},
+        "over_floor_cells": {group: len(found) for group, found in over.items()},
+        "over_ours": {name: geometric_mean(found) for name, found in ratios.items()},
+        "over_ours_cells": {name: len(found) for name, found in ratios.items()},
+        "faster_than_ours": [
+            f"{name} at {row['batch']}, {row['q_len']}, {row['prefix']} ({row['group']})"
+            for row in rows
+            for name, us in row["us"].items()
+            if us < row["us"][OURS]
+        ],
     }
 
 
@@ -546,10 +270,15 @@ def candidates(head_dim: int) -> Iterator[AttentionConfig]:
             yield config
 
 
+def config_run(config: AttentionConfig, call: Call) -> Run:
+    """Our kernel with a configuration, as ``captured`` takes it."""
+    return lambda: run_config(call, config)
+
+
 def compile_one(cell: Cell, config: AttentionConfig) -> str:
     """Compile a configuration into Triton's cache (in a process of its own); what went wrong, or nothing."""
     try:
-        make_call([17], [64], cell.q_heads, cell.kv_heads, cell.head_dim).run(config)
+        run_config(make_call([17], [64], cell.q_heads, cell.kv_heads, cell.head_dim), config)
         torch.cuda.synchronize()
     except triton.runtime.errors.OutOfResources as reason:
         return f"{config}: {reason}"
@@ -559,7 +288,7 @@ def compile_one(cell: Cell, config: AttentionConfig) -> str:
 def sweep(out: Path, limit: float, head_dim: int) -> None:
     """Time every candidate on the grid's cells and those with one row less."""
     started, rows = time.monotonic(), []
-    cells = [replace(cell, head_dim=head_dim) for cell in GRID]
+    cells = [replace(cell, head_dim=head_dim) for cell in MAIN]
     cells += [cell.one_less for cell in cells]
     heads = {(cell.q_heads, cell.kv_heads): cell for cell in cells}
     jobs = [(cell, config) for cell in heads.values() for config in candidates(head_dim)]
@@ -569,18 +298,21 @@ def sweep(out: Path, limit: float, head_dim: int) -> None:
     for cell in cells:
         if time.monotonic() - started > limit:
             raise SystemExit(f"{limit} s are over at {cell}")
-        calls = calls_of(cell)
-        expected, _ = calls[0].reference()
+        calls = [random_call(cell, seed) for seed in range(cell.num_pools)]
+        expected, _ = reference(calls[0])
         usable = [
             config
             for config in candidates(head_dim)
             if not problems[heads[cell.q_heads, cell.kv_heads], config]
         ]
-        rounds: dict[AttentionConfig, list[float]] = {config: [] for config in usable}
-        for order in (usable, usable[::-1], usable):  # the GPU slows under load: no one is first
-            for config in order:
-                rounds[config].append(checked_us(calls, config, expected)[1])
-        times = {config: sorted(us)[1] for config, us in rounds.items()}
+        graphs = {
+            config: captured(
+                partial(config_run, config), calls, expected, TOLERANCE[torch.bfloat16]
+            )[0]
+            for config in usable
+        }
+        times = interleaved_us(graphs)
+        del graphs
         del calls, expected
         torch.cuda.empty_cache()
         ranking = sorted(times, key=times.__getitem__)
@@ -593,6 +325,17 @@ def sweep(out: Path, limit: float, head_dim: int) -> None:
         print(f"{cell}: {times[ranking[0]]:.1f} {ranking[0]}, chosen {loss:.3f}", flush=True)
 
 
+def choose_peers(names: str) -> list[str]:
+    """``none``, ``all``, or names of peers and ceilings."""
+    every = [*PEERS, *CEILINGS]
+    if names in {"none", "all"}:
+        return every if names == "all" else []
+    unknown = [name for name in names.split(",") if name not in every]
+    if unknown:
+        raise SystemExit(f"no peer is called {unknown}; there are {', '.join(every)}")
+    return names.split(",")
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -602,15 +345,19 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="stop after so many seconds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     parser.add_argument("--head-dim", type=int, default=128, help="of the sweep")
+    parser.add_argument(
+        "--peers", default="all", help="of the grid: none, all, or names with commas"
+    )
+    parser.add_argument("--cells", nargs="*", default=[], help="of the grid: groups or cells")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    print(machine(), flush=True)
+    print(machine(*PACKAGES), flush=True)
     if arguments.what == "check":
         check(arguments.out, arguments.limit)
     elif arguments.what == "sweep":
         sweep(arguments.out, arguments.limit, arguments.head_dim)
     else:
-        grid(arguments.out, arguments.limit)
+        grid(arguments.out, arguments.limit, choose_peers(arguments.peers), arguments.cells)
 
 
 if __name__ == "__main__":
