@@ -319,10 +319,31 @@ def reversed_bits(packed: Tensor) -> Tensor:
     return (spread.flip(1) << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8)
 
 
+def packed_segments(call: Call, sizes: Sizes, found: Sequence[int]) -> str:
+    """One width explains every byte segment, and it is not this call's."""
+    prefixes = sizes.prefix_lens or []
+    fitting = [_packed_widths(n, p) for n, p in zip(found, prefixes, strict=True)]
+    common = set.intersection(*fitting) if fitting else set()
+    return width_elsewhere(call, sizes, [*common]) if len(common) == 1 else ""
+
+
+def _packed_widths(found: int, prefix_len: int) -> set[int]:
+    """Every width whose packed segment over this prefix has ``found`` bytes."""
+    widths: set[int] = set()
+    width = 1
+    while (size := index.packed_len(index.mask_len(prefix_len, width))) <= found:
+        widths |= {width} if size == found else set()
+        width += 1
+    return widths
+
+
 def packed_columns(found: int, q_len: int, kv_len: int) -> str:
-    """The only row width that a packed segment of ``found`` bytes holds ``q_len`` rows of."""
+    """The only row width that a packed segment of ``found`` bytes holds ``q_len`` rows of.
+
+    A row has the tree's columns at least.
+    """
     columns = 8 * found // q_len if q_len else 0
-    fits = columns > 0 and index.packed_len(q_len * columns) == found
+    fits = columns >= q_len and index.packed_len(q_len * columns) == found
     only = fits and index.packed_len(q_len * (columns - 1)) != found
     if not only or columns == kv_len:
         return ""

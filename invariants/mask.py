@@ -330,17 +330,14 @@ def packed_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
         found = [call.packed.numel()] if sizes.batch == 1 else expected
     else:
         found = diffs(call.byte_indptr, sizes.batch) or []
+    configured = diagnosis.packed_segments(call, sizes, found)
     for b, (have, want) in enumerate(zip(found, expected, strict=True)):
         if have != want:
             prefix_len, q_len = (sizes.prefix_lens or [])[b], (sizes.q_lens or [])[b]
             numbers = f"({q_len} * ({prefix_len} + {q_len}) + 7) // 8 = {want}"
-            yield Violation(
-                b,
-                want,
-                have,
-                numbers,
-                diagnosis.packed_columns(have, q_len, index.kv_len(prefix_len, q_len)),
-            )
+            columns = diagnosis.packed_columns(have, q_len, index.kv_len(prefix_len, q_len))
+            hint = "; or: ".join(cause for cause in (configured, columns) if cause)
+            yield Violation(b, want, have, numbers, hint)
     ends = list(accumulate(found))
     if ends and (
         ends[-1] > call.packed.numel() or (ends[-1] < call.packed.numel() and not call.is_captured)

@@ -1,0 +1,40 @@
+"""The catalogue: every fault is named as it says, and its sound twin is clean and right."""
+
+import pytest
+from torch import Tensor
+
+from ddtree.catalogue import CATALOGUE, CallFault, Pair, named, pairs
+from ddtree.invariants import violations
+
+PAIRS = dict(pairs())
+CALLS = {
+    f"{row.number}: {member.what}": member
+    for row in CATALOGUE
+    for member in row.members
+    if isinstance(member, CallFault)
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_broken_call_is_named(pair: Pair) -> None:
+    """The broken call is named by its invariant, request and numbers, with its cause or with none."""
+    assert [str(v) for v in violations(pair.sound)] == []
+    violation = named(pair.broken, pair.names)
+    assert violation is not None, "\n".join(map(str, violations(pair.broken)))
+    assert pair.hint in violation.hint
+    assert bool(pair.hint) == bool(violation.hint), violation.hint
+
+
+@pytest.mark.parametrize("fault", CALLS.values(), ids=CALLS)
+def test_the_sound_call_holds_the_right_numbers(fault: CallFault) -> None:
+    """The sound twin holds the values that the row says by hand; other places named too are named."""
+    sound = fault.sound()
+    assert fault.right
+    for name, at, value in fault.right:
+        found = getattr(sound, name)
+        if isinstance(found, Tensor):
+            found = found.tolist() if at is None else found[at].tolist()
+        assert found == value, f"{name}[{at}]"
+    broken = fault.spoil(sound)
+    for names in fault.also:
+        assert named(broken, names) is not None, "\n".join(map(str, violations(broken)))
