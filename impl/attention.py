@@ -7,7 +7,9 @@ Same function and signature as ``ddtree.spec.verify_attention``. The design in s
   of programs, whatever the batch, the prefixes and the widths are: no shape leaves multiprocessors idle.
 - The kernel reads every width from the call's own indptrs on the device: the host never waits, and a
   captured launch is right for any later call in the same buffers.
-- The prefix needs no mask; tree blocks are masked by ancestor bits, 32 columns a word.
+- The prefix needs no mask; tree blocks are masked by ancestor bits, 32 columns a word. Other forms of the
+  mask are turned into bits by one launch before.
+- Pools of 8-bit floats are converted as they are loaded, exactly; their scales cost no product.
 - Partial results are merged in a fixed order by a second launch: equal calls give equal bits.
 
 ``attention_kernels`` says how the work is cut, ``attention_configs`` with which tiles;
@@ -24,11 +26,13 @@ from torch import Tensor
 
 from ddtree.impl.attention_configs import AttentionConfig, choose_config, merge_splits
 from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
-from ddtree.spec.attention import _require_shapes
+from ddtree.impl.mask import convert_mask
+from ddtree.spec.attention import PoolScale, _require_scale, _require_shapes
 from ddtree.spec.contracts import BitMask, TreeMask, VerifyLayout
-from ddtree.spec.dtypes import require_kind, require_tensor
-from ddtree.spec.errors import given, require, require_int, require_number
+from ddtree.spec.dtypes import FP8, require_kind, require_tensor
+from ddtree.spec.errors import require, require_int, require_number
 from ddtree.spec.index import bit_words, fits_int32
+from ddtree.spec.mask import FORMS
 from ddtree.spec.public import public
 
 HEAD_DIMS = (64, 96, 128, 256)
@@ -54,26 +58,34 @@ def verify_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " q_heads"] | None = None,
     window: int | None = None,
+    key_scale: PoolScale = None,
+    value_scale: PoolScale = None,
     return_lse: bool = False,
     compute_dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "T q_heads head_dim"], Float[Tensor, "T q_heads"] | None]:
     """Attend from every tree node to the prefix and to its ancestors.
 
-    Sums are float32, products are taken in the inputs' dtype. Two runs of one call on one device model
-    give the same bits. Nothing is checked that only the device knows: slots and widths are trusted.
+    Sums are float32, products are taken in query's dtype. Two runs of one call on one device model
+    give the same bits. Nothing is checked that only the device knows: slots, widths and the contents
+    of scales are trusted.
 
     Args:
         query: ``[T, q_heads, head_dim]``; query head h reads KV head ``h // (q_heads / kv_heads)``.
         key: ``[T, kv_heads, head_dim]`` of the tree rows.
         value: like ``key``.
-        key_pool: ``[slots, kv_heads, head_dim]``, read at ``layout.kv_indices``.
+        key_pool: ``[slots, kv_heads, head_dim]``, read at ``layout.kv_indices``; in query's
+            dtype, or ``float8_e4m3fn``, which takes half the bytes of bf16.
         value_pool: like ``key_pool``.
         layout: the call's layout.
-        mask: the call's ancestor bits.
+        mask: the call's mask. Forms other than ``bits`` cost one more launch (``convert_mask``), and a
+            prefix entry that they hide is seen.
         scale: factor on the scores; None: ``head_dim ** -0.5``.
         softcap: scores become ``softcap * tanh(score / softcap)``.
         sinks: ``[q_heads]`` one more score of each head that takes weight and gives no value.
         window: a row sees keys from ``position - window + 1`` on, by tree depth, not by row.
+        key_scale: an entry's key is the pool's number times this: a float, or float32 of shape ``[]`` or
+            ``[kv_heads]``, not negative; None: 1. It holds for a pool of either dtype, never for ``key``.
+        value_scale: the same for values.
         return_lse: also return the natural log of the softmax's denominator, the sink included.
         compute_dtype: float32, the dtype of the sums.
 
@@ -82,12 +94,21 @@ def verify_attention(
         float32 or None. Rows past ``qo_indptr[-1]`` and rows that see nothing are 0 (-inf).
 
     Raises:
-        InputError: shapes, dtypes or devices that do not agree or are not supported, a mask in another
-            form than ``bits``, or a softcap or window that is not positive.
+        InputError: shapes, dtypes or devices that do not agree or are not supported, a softcap or
+            window that is not positive, or a negative scale.
     """
     _require_shapes(query, key, value, key_pool, value_pool, sinks)
     require_kind("layout", layout, VerifyLayout)
-    words = _require_supported(query, key, value, key_pool, value_pool, layout, mask, sinks)
+    require_kind("mask", mask, *FORMS)
+    _require_scale("key_scale", key_scale, key.shape[1])
+    _require_scale("value_scale", value_scale, key.shape[1])
+    words = (mask if isinstance(mask, BitMask) else convert_mask(mask, layout, "bits")).words
+    of_heads: dict[str, Tensor | float | None] = {
+        "sinks": sinks,
+        "key_scale": key_scale,
+        "value_scale": value_scale,
+    }
+    _require_supported(query, key, value, key_pool, value_pool, layout, words, of_heads)
     require(
         compute_dtype is torch.float32,
         f"compute_dtype is {compute_dtype}; the kernels sum in float32",
@@ -106,6 +127,8 @@ def verify_attention(
         softcap=softcap,
         sinks=sinks,
         window=window,
+        key_scale=key_scale,
+        value_scale=value_scale,
         return_lse=return_lse,
         config=config,
         num_programs=config.programs_per_sm * _num_sms(query.device),
@@ -125,6 +148,8 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     window: int | None,
+    key_scale: PoolScale = None,
+    value_scale: PoolScale = None,
     return_lse: bool,
     config: AttentionConfig,
     num_programs: int,
@@ -132,6 +157,16 @@ def attend(
     """Launch both kernels with a configuration and a number of programs; input is trusted."""
     num_rows, q_heads, head_dim = query.shape
     kv_heads, device = key.shape[1], query.device
+    fp8 = "none"
+    if key_pool.dtype in FP8:
+        fp8 = "native" if _converts_fp8(device) else "bits"
+        if fp8 == "bits":
+            key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
+    has_scales = key_scale is not None or value_scale is not None
+    key_factor, value_factor = (
+        factor if isinstance(factor, Tensor) else float(1 if factor is None else factor)
+        for factor in (key_scale, value_scale)
+    )
     if scale < 0:  # the running maximum is taken before the scale, which must not turn it around
         query, scale = -query, -scale
     scale = max(scale, 1e-30)  # 0 would make the mask's -inf a NaN
@@ -158,12 +193,13 @@ def attend(
     attend_kernel[(num_programs,)](
         query, key, value, key_pool, value_pool, words,
         layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.positions, sinks,
+        key_factor, value_factor,
         output, lse, partial, partial_stats, records, num_records,
         num_rows, batch, words.shape[1],
         query.stride(0), query.stride(1),
         key.stride(0), key.stride(1),
         key_pool.stride(0), key_pool.stride(1),
-        words.stride(0),
+        words.stride(0), _head_stride(key_factor), _head_stride(value_factor),
         scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1,
         **compiled,
         BATCH=triton.next_power_of_2(max(batch, LEAST_BATCH)),
@@ -172,6 +208,8 @@ def attend(
         BLOCK_N=config.block_n,
         HAS_SOFTCAP=softcap is not None,
         HAS_WINDOW=window is not None,
+        HAS_SCALES=has_scales,
+        FP8=fp8,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )  # fmt: skip
@@ -196,6 +234,19 @@ def _num_sms(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@cache
+def _converts_fp8(device: torch.device) -> bool:
+    """Whether Triton converts e4m3 on this device; elsewhere, and in the interpreter, bits are moved."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _head_stride(factor: Tensor | float) -> int | None:
+    """Distance between the factors of two KV heads, 0 where one serves all; None: a number, no tensor."""
+    if not isinstance(factor, Tensor):
+        return None
+    return factor.stride(0) if factor.ndim else 0
+
+
 def _last_offset(tensor: Tensor) -> int:
     """Offset of a tensor's last element."""
     return sum(
@@ -210,30 +261,31 @@ def _require_supported(
     key_pool: Tensor,
     value_pool: Tensor,
     layout: VerifyLayout,
-    mask: TreeMask,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Refuse what the kernels cannot read; return the ancestor words."""
-    require(
-        isinstance(mask, BitMask),
-        f"mask is {given(mask)}; the kernels read ancestor bits: convert_mask(mask, layout, 'bits')",
-    )
-    assert isinstance(mask, BitMask)
-    words = mask.words
+    words: Tensor,
+    of_heads: dict[str, Tensor | float | None],
+) -> None:
+    """Refuse what the kernels cannot read."""
     require_tensor("words", words, (torch.int32,), ("rows", "words"))
     require(query.shape[2] in HEAD_DIMS, f"head_dim is {query.shape[2]}; supported are {HEAD_DIMS}")
     require(query.dtype in DTYPES, f"query is {query.dtype}; supported are {DTYPES}")
     tensors = {"key": key, "value": value, "key_pool": key_pool, "value_pool": value_pool}
     for name, tensor in tensors.items():
-        require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query {query.dtype}")
+        in_pool = name.endswith("_pool")
+        require(
+            tensor.dtype == query.dtype or (in_pool and tensor.dtype in FP8),
+            f"{name} is {tensor.dtype}, query {query.dtype}; "
+            + ("a pool may also be float8_e4m3fn" if in_pool else "they must be equal"),
+        )
+    require(
+        key_pool.dtype == value_pool.dtype,
+        f"key_pool is {key_pool.dtype}, value_pool {value_pool.dtype}; they must be equal",
+    )
     names = ("qo_indptr", "kv_indptr", "kv_indices", "positions")
     indices = {name: getattr(layout, name) for name in names}
-    of_heads = {} if sinks is None else {"sinks": sinks}
-    for name, tensor in {"query": query, **tensors, "words": words, **indices, **of_heads}.items():
-        require(
-            tensor.stride(-1) == 1 or tensor.shape[-1] == 1,
-            f"{name} has stride {tensor.stride(-1)} in its last dimension; it must be 1",
-        )
+    given = {n: value for n, value in of_heads.items() if isinstance(value, Tensor)}
+    for name, tensor in {"query": query, **tensors, "words": words, **indices, **given}.items():
+        last = tensor.stride(-1) if tensor.ndim and tensor.shape[-1] != 1 else 1
+        require(last == 1, f"{name} has stride {last} in its last dimension; it must be 1")
         require(
             tensor.device == query.device, f"{name} is on {tensor.device}, query on {query.device}"
         )
@@ -252,4 +304,3 @@ def _require_supported(
         query.is_cuda or triton.knobs.runtime.interpret,
         f"query is on {query.device}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)",
     )
-    return words

@@ -17,6 +17,10 @@ prefix entries, the tree and what a window cuts go through a second loop that re
 Splits. An item inside one span is finished where it is computed. An item that a span boundary cuts
 leaves one partial result in each span, merged by the second kernel in span order: the same call gives
 the same bits.
+
+Scaled pools. An entry is the pool's number times its KV head's factor. The key's factor joins the scale of
+the scores and the value's is taken once: while a segment goes through the prefix, its maximum and output
+sum are in the pool's units, and the first tree block, which comes after, turns them into the call's.
 """
 
 import triton
@@ -45,6 +49,8 @@ RECORD_WORDS = tl.constexpr(6)
         "batch",
         "num_words",
         "words_stride",
+        "key_factor_stride",
+        "value_factor_stride",
         "window",
     ]  # no recompilation between calls
 )
@@ -61,6 +67,8 @@ def attend_kernel(
     kv_indices,
     positions,
     sinks,  # [KV_HEADS * GROUP]
+    key_factor,  # of the pool's entries: a number, or a pointer to one for all or each KV head
+    value_factor,
     # outputs
     output,  # [T, KV_HEADS * GROUP, HEAD_DIM], contiguous
     lse,  # [T, KV_HEADS * GROUP]
@@ -79,6 +87,8 @@ def attend_kernel(
     pool_stride_slot,  # of key_pool and value_pool
     pool_stride_head,
     words_stride,
+    key_factor_stride,
+    value_factor_stride,
     scale,
     softcap,
     window,
@@ -94,7 +104,9 @@ def attend_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    FP8: tl.constexpr,  # how pools hold e4m3: "none": they do not; "native": so typed; "bits": as uint8
 ):
     """Attend one span of blocks with the rows of one tile."""
     pid = tl.program_id(0)
@@ -137,21 +149,22 @@ def attend_kernel(
     for program in range(pid, num_groups * num_tiles, num_programs):
         _attend_span(
             query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-            sinks, output, lse, partial, partial_stats, records, num_programs,
+            sinks, key_factor, value_factor, output, lse, partial, partial_stats, records, num_programs,
             num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-            pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
-            blocks, request, program, num_groups, num_tiles, by_item,
+            pool_stride_slot, pool_stride_head, words_stride, key_factor_stride, value_factor_stride,
+            scale, softcap, window, blocks, request, program, num_groups, num_tiles, by_item,
             KV_HEADS, GROUP, HEAD_DIM, DIM, OFFSET, BLOCK_M, BLOCK_N,
-            HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
+            HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_SCALES, HAS_LSE, FP8,
         )  # fmt: skip
 
 
 @triton.jit
 def _attend_span(
     query, key, value, key_pool, value_pool, words, qo_indptr, kv_indptr, kv_indices, positions,
-    sinks, output, lse, partial, partial_stats, records, num_programs,
+    sinks, key_factor, value_factor, output, lse, partial, partial_stats, records, num_programs,
     num_words, query_stride_row, query_stride_head, tree_stride_row, tree_stride_head,
-    pool_stride_slot, pool_stride_head, words_stride, scale, softcap, window,
+    pool_stride_slot, pool_stride_head, words_stride, key_factor_stride, value_factor_stride,
+    scale, softcap, window,
     blocks,  # [BATCH] of one item of each request
     request,  # [BATCH] 0, 1, ...
     program,
@@ -160,7 +173,8 @@ def _attend_span(
     by_item,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     OFFSET: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_LSE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_LSE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Attend the blocks of one span with the rows of one tile of each item."""
     # the line of blocks: each item's share, and where each request's end
@@ -244,6 +258,12 @@ def _attend_span(
             top = tl.full([BLOCK_M], float("-inf"), tl.float32)
             total = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+            pool_scale = scale
+            if HAS_SCALES:
+                key_unit = _factor(key_factor, key_factor_stride, kv_head)
+                value_unit = _factor(value_factor, value_factor_stride, kv_head)
+                pool_scale = tl.maximum(scale * key_unit, 1e-30)  # 0 would make -inf a NaN
+            in_pool_units = tl.full([], 1, tl.int1)
 
             # full prefix blocks that every row sees whole
             full_start = block
@@ -266,9 +286,10 @@ def _attend_span(
                 else:
                     k = tl.load(key_head + offset)
                     v = tl.load(value_head + offset)
+                k, v = _from_pool(k, q.dtype, FP8), _from_pool(v, q.dtype, FP8)
                 slot = tl.load(slots + tl.minimum(j + 1, full_stop - 1) * BLOCK_N)
                 top, total, acc = _attend_block(
-                    q, k, v, None, top, total, acc, scale, softcap, HAS_SOFTCAP
+                    q, k, v, None, top, total, acc, pool_scale, softcap, HAS_SOFTCAP
                 )
 
             # the others: under the window's edge, the prefix's last entries, the tree
@@ -284,20 +305,11 @@ def _attend_span(
                 slot = tl.load(
                     kv_indices + kv_start + near, mask=(near >= 0) & (j < prefix_blocks), other=0
                 )
-                offset = row_offset(
-                    tl.where(in_tree, (q_start + near).to(slot.dtype), slot).to(OFFSET),
-                    tl.where(in_tree, tree_stride_row, pool_stride_slot),
-                    kv_head * tl.where(in_tree, tree_stride_head, pool_stride_head),
-                )
-                offset = offset[:, None] + offs_d[None, :]
-                key_base = tl.where(in_tree, key, key_pool)
-                value_base = tl.where(in_tree, value, value_pool)
-                if HEAD_DIM < DIM:
-                    k = tl.load(key_base + offset, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
-                    v = tl.load(value_base + offset, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
-                else:
-                    k = tl.load(key_base + offset)
-                    v = tl.load(value_base + offset)
+                k, v = _load_block(
+                    key, value, key_pool, value_pool, q_start + near, slot, kv_head, offs_d, in_tree,
+                    tree_stride_row, tree_stride_head, pool_stride_slot, pool_stride_head,
+                    q.dtype, HEAD_DIM, DIM, OFFSET, FP8,
+                )  # fmt: skip
                 sees = (entry < length)[None, :] & _sees(
                     words,
                     words_stride,
@@ -314,12 +326,21 @@ def _attend_span(
                     )
                     key_position = tl.where(in_tree, key_position, entry.to(tl.int64))
                     sees &= key_position[None, :] >= start_m[:, None]
+                block_scale = scale
+                if HAS_SCALES:
+                    block_scale = tl.where(in_tree, scale, pool_scale)
+                    if not HAS_SOFTCAP:
+                        top *= tl.where(in_tree & in_pool_units, pool_scale / scale, 1.0)
+                    acc *= tl.where(in_tree & in_pool_units, value_unit, 1.0)
+                    in_pool_units &= ~in_tree
                 top, total, acc = _attend_block(
-                    q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP
+                    q, k, v, sees, top, total, acc, block_scale, softcap, HAS_SOFTCAP
                 )
 
+            if HAS_SCALES:
+                acc *= tl.where(in_pool_units, value_unit, 1.0)
             if not HAS_SOFTCAP:
-                top *= scale
+                top *= tl.where(in_pool_units, pool_scale, scale) if HAS_SCALES else scale
             if is_cut:
                 place = (program * 2 + tl.where(is_first, 1, 0)) * BLOCK_M
                 tl.store(
@@ -462,6 +483,63 @@ def _attend_block(q, k, v, sees, top, total, acc, scale, softcap, HAS_SOFTCAP: t
     total = total * shrink + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="ieee")
     return new_top, total, acc
+
+
+@triton.jit
+def _load_block(
+    key, value, key_pool, value_pool, row, slot, kv_head, offs_d, in_tree,
+    tree_stride_row, tree_stride_head, pool_stride_slot, pool_stride_head,
+    DTYPE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, OFFSET: tl.constexpr,
+    FP8: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of one block, which lies either in the tree's rows or in the pool's slots."""
+    if FP8 == "none":
+        offset = row_offset(
+            tl.where(in_tree, row.to(slot.dtype), slot).to(OFFSET),
+            tl.where(in_tree, tree_stride_row, pool_stride_slot),
+            kv_head * tl.where(in_tree, tree_stride_head, pool_stride_head),
+        )
+        offset = offset[:, None] + offs_d[None, :]
+        key_base = tl.where(in_tree, key, key_pool)
+        value_base = tl.where(in_tree, value, value_pool)
+        if HEAD_DIM < DIM:
+            k = tl.load(key_base + offset, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
+            v = tl.load(value_base + offset, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
+        else:
+            k = tl.load(key_base + offset)
+            v = tl.load(value_base + offset)
+    else:  # of two dtypes: both are addressed, one is read
+        own = row_offset(row.to(OFFSET), tree_stride_row, kv_head * tree_stride_head)
+        own = own[:, None] + offs_d[None, :]
+        pooled = row_offset(slot.to(OFFSET), pool_stride_slot, kv_head * pool_stride_head)
+        pooled = pooled[:, None] + offs_d[None, :]
+        has_own = in_tree & (offs_d < HEAD_DIM)[None, :]
+        has_pooled = (~in_tree) & (offs_d < HEAD_DIM)[None, :]
+        pooled_k = _from_pool(tl.load(key_pool + pooled, mask=has_pooled), DTYPE, FP8)
+        pooled_v = _from_pool(tl.load(value_pool + pooled, mask=has_pooled), DTYPE, FP8)
+        k = tl.where(has_own, tl.load(key + own, mask=has_own), pooled_k)
+        v = tl.where(has_own, tl.load(value + own, mask=has_own), pooled_v)
+    return k, v
+
+
+@triton.jit
+def _from_pool(entries, DTYPE: tl.constexpr, FP8: tl.constexpr):
+    """What a pool holds in the query's dtype, exactly: each of the three holds every e4m3 number."""
+    if FP8 == "bits":
+        # sign, exponent and mantissa moved to a float16's; its exponent is biased by 8 more
+        bits = entries.to(tl.int16)
+        magnitude = bits & 0x7F
+        moved = ((bits & 0x80) << 8) | tl.where(magnitude == 0x7F, 0x7E00, magnitude << 7)  # NaN
+        entries = moved.to(tl.int16).to(tl.float16, bitcast=True) * 256.0
+    return entries.to(DTYPE)
+
+
+@triton.jit
+def _factor(factor, stride, kv_head):
+    """The pool's factor of a KV head; without a stride ``factor`` is a number."""
+    if stride is not None:
+        factor = tl.load(factor + kv_head * stride)
+    return factor
 
 
 @triton.jit

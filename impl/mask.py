@@ -153,12 +153,12 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
 
 
 def _source(mask: TreeMask) -> tuple[Tensor, Tensor | None, int, int, Form]:
-    """Return a mask's memory, its byte indptr, rows and columns (0: not needed), and its form."""
+    """Return a mask's memory, its byte indptr, rows and columns (``is_visible`` says of what), its form."""
     match mask:
         case FlatMask(allowed):
-            return allowed.view(torch.uint8), None, 0, 0, "flat"
+            return allowed.view(torch.uint8), None, 0, allowed.numel(), "flat"
         case PackedMask(packed, byte_indptr):
-            return packed, byte_indptr, 0, 0, "packed"
+            return packed, byte_indptr, 0, packed.numel(), "packed"
         case DenseMask(bias):
             return bias, None, bias.shape[2], bias.shape[3], "dense"
         case BitMask(words):

@@ -57,22 +57,24 @@ def is_visible(
     mask_rows, mask_cols,
     FORM: tl.constexpr,
 ):  # fmt: skip
-    """Read (row, col) of request b from a mask of any form; False where not ``wanted``.
+    """Read (row, col) of request b from a mask of any form; False where not ``wanted`` or outside it.
 
-    ``mask_cols`` is the dense form's columns or the words of a row of bits, ``mask_rows`` the dense
-    form's rows.
+    ``mask_cols`` is the flat form's entries, the packed form's bytes, the dense form's columns or the words
+    of a row of bits, ``mask_rows`` the dense form's rows.
     """
     if FORM == "flat":
         at = mask_offset(tl.load(mask_indptr + b), row, col, prefix_len, q_len)
-        seen = tl.load(mask + at, mask=wanted, other=0) != 0
+        seen = tl.load(mask + at, mask=wanted & (at >= 0) & (at < mask_cols), other=0) != 0
     elif FORM == "packed":
         bit = tl.where(wanted, mask_offset(0, row, col, prefix_len, q_len), 0)
-        byte = tl.load(mask + packed_byte(tl.load(byte_indptr + b), bit), mask=wanted, other=0)
+        at = packed_byte(tl.load(byte_indptr + b), bit)
+        byte = tl.load(mask + at, mask=wanted & (at >= 0) & (at < mask_cols), other=0)
         seen = ((byte.to(tl.int32) >> packed_shift(bit).to(tl.int32)) & 1) != 0
     elif FORM == "dense":
         tree_start = mask_cols - mask_rows
         entry = tl.where(col < prefix_len, col, tree_col(tree_start, col - prefix_len))
         line = row_offset(row_offset(b.to(tl.int64), mask_rows, row), mask_cols, entry)
+        wanted &= (row < mask_rows) & (entry < mask_cols)
         seen = tl.load(mask + line, mask=wanted, other=1.0) == 0
     else:
         in_tree = wanted & (col >= prefix_len)
@@ -83,7 +85,7 @@ def is_visible(
     return seen & wanted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_rows", "mask_cols"])
 def write_rows_kernel(
     mask, byte_indptr,  # in any form
     qo_indptr, kv_indptr, mask_indptr, out,
@@ -130,7 +132,7 @@ def write_rows_kernel(
                     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_rows", "mask_cols"])
 def packed_kernel(
     mask, byte_indptr,  # in any form
     qo_indptr, kv_indptr, mask_indptr, out, out_indptr,

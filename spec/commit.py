@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
-from ddtree.spec.dtypes import require_kind
+from ddtree.spec.dtypes import indexable, require_kind
 from ddtree.spec.errors import require, require_int
 from ddtree.spec.index import commit_entry, kv_len
 from ddtree.spec.mask import request_lens
@@ -74,7 +74,7 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
             dropped = [row for row in range(q_len) if row not in set(path)]
             entries.copy_(entries[path + dropped])
         else:
-            for pool in (*kv.keys, *kv.values):
+            for pool in map(indexable, (*kv.keys, *kv.values)):
                 pool[entries[: len(path)]] = pool[written]
         src[b, : len(path)] = written
         dst[b, : len(path)] = entries[: len(path)]

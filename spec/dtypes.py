@@ -26,6 +26,8 @@ INDEX: Dtypes = (torch.int32, torch.int64)
 """As an index, uint8 and bool would be read as a mask."""
 LENGTH: Dtypes = (torch.int8, torch.int16, *INDEX)
 FLOAT: Dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+FP8: Dtypes = (torch.float8_e4m3fn,)
+"""What a KV pool may hold besides: 1 sign, 4 exponent and 3 mantissa bits, at most 448, no infinity."""
 
 _FIELDS: dict[type, dict[str, Dtypes]] = {
     DraftTree: dict.fromkeys(("token_ids", "parents", "depths", "num_nodes"), INDEX),
@@ -40,6 +42,11 @@ _FIELDS: dict[type, dict[str, Dtypes]] = {
     Acceptance: dict.fromkeys(("nodes", "num_accepted", "bonus"), INDEX),
     PagedKV: {"slot_table": INDEX},
 }
+
+
+def indexable(pool: Tensor) -> Tensor:
+    """The same memory in a dtype that every PyTorch can index: fp8 as bytes."""
+    return pool.view(torch.uint8) if pool.dtype in FP8 else pool
 
 
 def require_kind(name: str, value: object, *kinds: type) -> None:

@@ -1,12 +1,13 @@
-"""Compile both launches of ``verify_attention`` for a GPU that is not there; print what they took.
+"""Compile both launches of ``verify_attention`` for GPUs that are not there; print what they took.
 
 A process of its own, since Triton's interpreter, once on, leaves nothing to compile.
-Usage: ``python -m tests.impl.compile_attention CAPABILITY DTYPE HEAD_DIM OPTIONS``, OPTIONS 0 or 1.
+Usage: ``python -m tests.impl.compile_attention CAPABILITY-DTYPE-HEAD_DIM[-fp8][-options] ...``
 """
 
 import json
 import sys
 from dataclasses import asdict
+from unittest.mock import patch
 
 import torch
 
@@ -16,10 +17,11 @@ from ddtree.impl.attention_configs import choose_config
 from tests.impl.launches import Compiled, compiled_for
 
 
-def compile_both(
-    capability: int, dtype: torch.dtype, head_dim: int, with_options: bool
-) -> list[Compiled]:
+def compile_both(variant: str) -> list[Compiled]:
     """Compile for 4 query heads a KV head; nothing is run, so tensors hold anything."""
+    capability, dtype_name, dim, *extras = variant.split("-")
+    dtype, head_dim = getattr(torch, dtype_name), int(dim)
+    with_options, fp8 = "options" in extras, "fp8" in extras
     q_len, q_heads, kv_heads = 65, 32, 8
     config = choose_config(dtype, head_dim)
     indptr = torch.zeros(2, dtype=torch.int32)
@@ -29,19 +31,23 @@ def compile_both(
     def tensor(heads: int) -> torch.Tensor:
         return torch.zeros(q_len, heads, head_dim, dtype=dtype)
 
-    with compiled_for(capability) as compiled:
+    pool = tensor(kv_heads)
+    converts = patch("ddtree.impl.attention._converts_fp8", lambda _: int(capability) >= 89)
+    with converts, compiled_for(int(capability)) as compiled:
         attend(
             tensor(q_heads),
             tensor(kv_heads),
             tensor(kv_heads),
-            tensor(kv_heads),
-            tensor(kv_heads),
+            pool.to(torch.float8_e4m3fn) if fp8 else pool,
+            pool.to(torch.float8_e4m3fn) if fp8 else pool,
             layout,
             torch.zeros(q_len, 3, dtype=torch.int32),
             scale=0.1,
             softcap=30.0 if with_options else None,
             sinks=torch.zeros(q_heads) if with_options else None,
             window=512 if with_options else None,
+            key_scale=torch.ones(kv_heads) if fp8 else None,
+            value_scale=0.02 if fp8 else None,
             return_lse=with_options,
             config=config,
             num_programs=132 * config.programs_per_sm,
@@ -50,6 +56,4 @@ def compile_both(
 
 
 if __name__ == "__main__":
-    target, dtype_name, dim, options = sys.argv[1:]
-    found = compile_both(int(target), getattr(torch, dtype_name), int(dim), options == "1")
-    print(json.dumps([asdict(kernel) for kernel in found]))
+    print(json.dumps({v: [asdict(kernel) for kernel in compile_both(v)] for v in sys.argv[1:]}))

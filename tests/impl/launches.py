@@ -30,6 +30,7 @@ TYPES = {
     torch.int32: "*i32",
     torch.uint8: "*u8",
     torch.bool: "*i1",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -43,6 +44,7 @@ class Compiled:
     stack: int
     """Bytes of local memory a thread: spills, above all."""
     shared: int
+    """Bytes of shared memory a program."""
 
 
 @contextmanager
@@ -86,17 +88,19 @@ def _compile(kernel: Any, args: Any, kwargs: dict[str, Any], target: GPUTarget) 
             attributes[parameter.num,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     binary = triton.compile(source, target=target, options=options)
-    return Compiled(kernel.__name__, binary.metadata.num_warps, *_resources(binary.asm["cubin"]))
+    registers, stack = _resources(binary.asm["cubin"])
+    metadata = binary.metadata
+    return Compiled(kernel.__name__, metadata.num_warps, registers, stack, metadata.shared)
 
 
-def _resources(cubin: bytes) -> tuple[int, int, int]:
-    """(registers, stack bytes, shared bytes) of a cubin's one kernel."""
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """(registers, stack bytes) of a cubin's one kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         report = subprocess.run(
             [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    numbers = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", report)
+    numbers = re.search(r"REG:(\d+) STACK:(\d+) ", report)
     assert numbers, report
-    return int(numbers[1]), int(numbers[2]), int(numbers[3])
+    return int(numbers[1]), int(numbers[2])

@@ -1,7 +1,8 @@
 """``impl.verify_attention`` against the reference in float64, over awkward sizes, on this machine's kernels.
 
 On the CPU the kernels run in Triton's interpreter, in a process of their own with ``TRITON_INTERPRET=1``
-(see ``conftest.py``). bf16 is tested on a GPU only: the interpreter multiplies it wrongly.
+(see ``conftest.py``). bf16 is tested on a GPU only: the interpreter multiplies it wrongly. Pools of fp8 are
+read there by moving bits, as on an A100, and by Triton's own conversion on newer GPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,12 +19,16 @@ from torch import Tensor
 from ddtree import impl, spec
 from ddtree.impl.attention import attend
 from ddtree.impl.attention_configs import AttentionConfig, choose_config
+from ddtree.spec.mask import Form
+from tests.impl.cases import FORMS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Relative error norms. Sums are float32: 2^-24 a step. The softmax's weights and the result are rounded
 # to the dtype: half a unit of the last place is 2^-11 in fp16 and 2^-8 in bf16, and less on average.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+POOL_SCALE = 0.02
+"""Of fp8 pools: their numbers reach from the smallest, 2^-9, to half the largest, 448."""
 SMALL = AttentionConfig(16, 32, num_stages=2)
 LARGE = AttentionConfig(32, 64)
 
@@ -45,6 +50,7 @@ class Call:
         head_dim: int = 64,
         page_size: int = 1,
         padding: int = 0,
+        fp8: bool = False,
     ) -> None:
         """Trees with random parents; the last ``padding`` rows of each request are padding."""
         draw = torch.Generator().manual_seed(sum(q_lens) + 7 * group)
@@ -73,7 +79,7 @@ class Call:
             ).to(DEVICE, dtype)
             used = layout.kv_indices
             tensor[used.to(DEVICE)] = random(used.numel(), kv_heads)
-            return tensor
+            return (tensor / POOL_SCALE).to(torch.float8_e4m3fn) if fp8 else tensor
 
         total = sum(q_lens)
         on_device: dict[str, Any] = {
@@ -94,6 +100,8 @@ class Call:
     def check(self, config: AttentionConfig, num_programs: int, **options: Any) -> None:
         """Both results agree with the reference's; what is left unwritten would be NaN."""
         query = self.tensors[0]
+        if self.tensors[3].dtype is torch.float8_e4m3fn:
+            options = {"key_scale": POOL_SCALE, "value_scale": POOL_SCALE, **options}
         expected, expected_lse = spec.verify_attention(
             *self.tensors,
             self.layout,
@@ -203,6 +211,98 @@ def test_head_dims_and_pages(head_dim: int, page_size: int) -> None:
     Call([9], [70], 2, head_dim=head_dim, page_size=page_size).check(SMALL, 3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("q_len", "prefix", "group", "config", "num_programs"),
+    [
+        (1, 0, 1, SMALL, 1),
+        (7, 63, 2, SMALL, 5),
+        (17, 64, 4, LARGE, 2),
+        (33, 165, 3, LARGE, 5),
+    ],
+)
+def test_fp8_sizes(
+    dtype: torch.dtype,
+    q_len: int,
+    prefix: int,
+    group: int,
+    config: AttentionConfig,
+    num_programs: int,
+) -> None:
+    """Pools of fp8 agree at sizes beside a block's or a tile's, whatever span ends in the prefix."""
+    Call([q_len], [prefix], group, dtype, fp8=True).check(config, num_programs)
+
+
+@pytest.mark.parametrize("num_programs", [1, 5])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 5}, {"window": 70}, {"window": 9, "softcap": 2.0}, {"scale": -0.3}],
+)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_pool_scales(fp8: bool, options: dict[str, Any], num_programs: int) -> None:
+    """Scales of the pool, one for all or for each KV head, hold for the prefix and not for the tree."""
+    call = Call([17, 5], [130, 64], 2, kv_heads=2, fp8=fp8)
+    unit = POOL_SCALE if fp8 else 1.0
+    for key_scale, value_scale in (
+        (torch.tensor([0.9, 1.2]) * unit, torch.tensor(0.7) * unit),
+        (0.0, torch.tensor([1.3, 0.0]) * unit),
+        (unit, None),
+    ):
+        scales = {"key_scale": key_scale, "value_scale": value_scale}
+        on_device = {n: s.to(DEVICE) if isinstance(s, Tensor) else s for n, s in scales.items()}
+        call.check(SMALL, num_programs, **on_device, **options)
+
+
+@pytest.mark.parametrize(("head_dim", "page_size"), [(96, 16), (128, 64), (256, 1)])
+def test_fp8_head_dims_and_pages(head_dim: int, page_size: int) -> None:
+    """All head dims and page sizes agree with pools of fp8, ragged and padded."""
+    call = Call([9, 3], [70, 5], 2, head_dim=head_dim, page_size=page_size, padding=2, fp8=True)
+    call.check(SMALL, 3)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_fp8_number(
+    dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All 254 numbers of e4m3 are read exactly, subnormal ones too, by either conversion; NaN stays NaN."""
+    if native and DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no conversion of fp8")
+    monkeypatch.setattr("ddtree.impl.attention._converts_fp8", lambda _: native)
+    numbers = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(torch.float8_e4m3fn)
+    call = Call([1], [4], 1, dtype)
+    query, key, value, _, _ = call.tensors
+    pool = torch.zeros(8, 1, 64, device=DEVICE).to(torch.float8_e4m3fn)
+    values = pool.clone()
+    values.view(torch.uint8)[call.layout.kv_indices] = numbers.view(torch.uint8).reshape(4, 1, 64)
+    call.mask = spec.BitMask(torch.zeros(1, 1, dtype=torch.int32, device=DEVICE))
+    seen, _ = impl.verify_attention(query * 0, key, value, pool, values, call.layout, call.mask)
+    expected = numbers.reshape(4, 64).double().mean(0)  # weights of 1/4 are exact
+    is_number = ~expected.isnan()
+    assert torch.equal(seen[0, 0].double()[is_number], expected.to(dtype).double()[is_number])
+    if not native or DEVICE == "cuda":  # the interpreter's conversion reads NaN as 480
+        assert torch.equal(seen[0, 0].isnan(), ~is_number)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_the_mask(form: Form) -> None:
+    """Every form gives the very output of the bits."""
+    call = Call([7, 33, 1], [65, 0, 130], 2, kv_heads=2, padding=2)
+    mask = impl.convert_mask(call.mask, call.layout, form)
+    expected, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+    found, _ = impl.verify_attention(*call.tensors, call.layout, mask)
+    assert torch.equal(found, expected)
+
+
+def test_a_mask_that_ends_early_hides_what_it_lacks() -> None:
+    """Memory past the end of a mask is not read: a flat mask cut to its first rows shows those alone."""
+    call = Call([3], [4], 1)
+    flat = impl.convert_mask(call.mask, call.layout, "flat").allowed
+    short = impl.convert_mask(spec.FlatMask(flat[: 2 * 7].clone()), call.layout, "bits")
+    assert torch.equal(short.words[:2], call.mask.words[:2])
+    assert not short.words[2:].any()
+
+
 def test_tail_of_fixed_buffers_is_zero() -> None:
     """Rows past the call's last are 0, with log-sum-exp -inf, and unused requests do nothing."""
     call = Call([5, 3], [20, 40], 2)
@@ -261,14 +361,45 @@ def test_any_sizes(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_chosen_configurations(dtype: torch.dtype, head_dim: int) -> None:
-    """Every configuration that the public function chooses agrees on the GPU."""
-    call = Call([65, 1, 33], [1000, 64, 0], 4, dtype, kv_heads=2, head_dim=head_dim)
+def test_chosen_configurations(
+    dtype: torch.dtype, fp8: bool, head_dim: int, page_size: int
+) -> None:
+    """Every configuration that the public function chooses agrees on the GPU, ragged and padded."""
+    call = Call(
+        [65, 1, 33], [1000, 64, 0], 4, dtype, 2, head_dim, page_size, padding=3, fp8=fp8
+    )  # fmt: skip
     config = choose_config(dtype, head_dim)
-    for options in ({}, {"window": 40, "softcap": 20.0}):
+    sinks = torch.linspace(-3, 8, 8, device=DEVICE)
+    for options in ({}, {"window": 40}, {"window": 40, "softcap": 20.0, "sinks": sinks}):
         call.check(config, 264, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_captured_without_waiting(form: Form) -> None:
+    """With scales on the device and a mask of any form a call never waits, and a replay repeats it."""
+    call = Call([33, 17], [300, 64], 2, torch.bfloat16, kv_heads=2, fp8=True)
+    mask = impl.convert_mask(call.mask, call.layout, form)
+    scales: dict[str, Any] = {
+        "key_scale": torch.tensor([0.02, 0.03], device=DEVICE),
+        "value_scale": torch.tensor(0.02, device=DEVICE),
+    }
+    expected, _ = spec.verify_attention(*call.tensors, call.layout, call.mask, **scales)
+    impl.verify_attention(*call.tensors, call.layout, mask, **scales)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.graph(graph):
+            output, _ = impl.verify_attention(*call.tensors, call.layout, mask, **scales)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    output.zero_()
+    graph.replay()
+    assert error(output, expected) <= TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.gpu
@@ -341,13 +472,17 @@ def test_wrong_width_garbles() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask": spec.FlatMask(torch.ones(9, dtype=torch.bool))}, "FlatMask.*convert_mask"),
+        ({"mask": torch.ones(9, dtype=torch.bool)}, "mask is a Tensor.*expected FlatMask"),
         (
             {"mask": spec.BitMask(torch.zeros(3, 0, dtype=torch.int32))},
             "0 words a row; max_q_len 3 needs 1",
         ),
         ({"window": 0}, "window is 0"),
         ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"key_scale": -0.5}, "key_scale is -0.5; the least is 0"),
+        ({"value_scale": float("inf")}, "value_scale is inf; expected a finite number"),
+        ({"key_scale": torch.ones(2)}, r"key_scale has shape \[2\]; expected \[1\]"),
+        ({"value_scale": torch.ones(1).double()}, "value_scale has dtype torch.float64"),
         ({"softcap": "3"}, "softcap is '3'; expected a finite number"),
         ({"scale": float("nan")}, "scale is nan; expected a finite number"),
         ({"compute_dtype": torch.float64}, "float64"),
@@ -381,6 +516,13 @@ def test_refuses_what_it_cannot_read() -> None:
         attempt(query, key.half(), value.half(), key_pool, value_pool)
     with pytest.raises(spec.InputError, match=r"query is torch\.float64"):
         attempt(*map_tensors(Tensor.double, call.tensors))
+    rounded = [tensor.to(torch.float8_e4m3fn) for tensor in (key, key_pool)]
+    with pytest.raises(spec.InputError, match=r"key has dtype torch\.float8_e4m3fn"):
+        attempt(query, rounded[0], rounded[0], key_pool, value_pool)
+    with pytest.raises(spec.InputError, match=r"value_pool torch\.float32; they must be equal"):
+        attempt(query, key, value, rounded[1], value_pool)
+    with pytest.raises(spec.InputError, match="a pool may also be float8_e4m3fn"):
+        attempt(query, key, value, key_pool.half(), value_pool.half())
     strided = key_pool.new_zeros(*key_pool.shape[:2], 128)[..., ::2]
     with pytest.raises(spec.InputError, match="key_pool has stride 2"):
         attempt(query, key, value, strided, strided)

@@ -9,31 +9,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MAX_STACK = {
+    "80-bfloat16-128": 64,
+    "90-bfloat16-128": 64,
+    "90-bfloat16-128-fp8": 64,
+    "100-bfloat16-128": 128,  # compiles; no figure was taken there
+}
+"""Bytes of local memory a thread, above all spills, that each variant may take."""
+LONG_MAX_STACK = {
+    "80-bfloat16-128-fp8": 448,  # bits are moved: a path for GPUs without fp8, not a fast one
+    "90-bfloat16-128-options": 64,
+    "90-bfloat16-128-fp8-options": 64,
+    "90-float16-64-options": 64,
+    "90-bfloat16-64-fp8": 64,
+    "90-bfloat16-96": 64,
+    "90-bfloat16-256": 192,  # accumulators of 64 rows by 256 take most registers
+    "90-float32-64": 64,
+    "100-bfloat16-128-fp8": 128,
+}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "max_stack"),
-    [
-        ("90 bfloat16 128 0", 64),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ("90 bfloat16 128 1", 64),
-                ("90 float16 64 1", 64),
-                ("90 bfloat16 96 0", 64),
-                ("90 bfloat16 256 0", 192),  # accumulators of 64 rows by 256 take most registers
-                ("90 float32 64 0", 64),
-                ("80 bfloat16 128 0", 64),
-                ("100 bfloat16 128 0", 128),  # compiles; no figure was taken there
-            )
-        ),
-    ],
+    "limits", [MAX_STACK, pytest.param(LONG_MAX_STACK, marks=pytest.mark.long)]
 )
-def test_both_launches_compile_with_few_spills(arguments: str, max_stack: int) -> None:
-    """Each launch becomes machine code whose stack (bytes a thread) stays within the limit."""
+def test_both_launches_compile_with_few_spills(limits: dict[str, int]) -> None:
+    """Each launch becomes machine code whose stack stays within the limit."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.impl.compile_attention", *arguments.split()],
+        [sys.executable, "-m", "tests.impl.compile_attention", *limits],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -41,6 +44,8 @@ def test_both_launches_compile_with_few_spills(arguments: str, max_stack: int) -
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    kernels = json.loads(run.stdout)
-    assert [kernel["name"] for kernel in kernels] == ["attend_kernel", "merge_kernel"]
-    assert [kernel for kernel in kernels if kernel["stack"] > max_stack] == []
+    found = json.loads(run.stdout)
+    names = {variant: [kernel["name"] for kernel in kernels] for variant, kernels in found.items()}
+    assert names == {variant: ["attend_kernel", "merge_kernel"] for variant in limits}
+    stacks = {variant: max(k["stack"] for k in kernels) for variant, kernels in found.items()}
+    assert {v: stack for v, stack in stacks.items() if stack > limits[v]} == {}
