@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -201,6 +202,22 @@ def measure(cell: Cell, peers: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def compile_flex(cell: Cell, name: str) -> None:
+    """Compile a peer for a cell into PyTorch's cache on disk (in a process of its own)."""
+    with suppress(Exception):  # what goes wrong will again where it counts, and be reported there
+        PEERS[name](random_call(cell, 0))()
+
+
+def compile_all_flex(cells: list[Cell], names: list[str]) -> None:
+    """Compile FlexAttention for all shapes at once, which would take minutes one after another."""
+    jobs = [
+        (cell, name) for cell in cells for name in names if cell.page_size == 1 and not cell.fp8
+    ]
+    if jobs:
+        with ProcessPoolExecutor(12, mp_context=multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(compile_flex, *zip(*jobs, strict=True)))
+
+
 def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
     """Time the chosen configuration on the cells, and its peers beside it."""
     started = time.monotonic()
@@ -210,8 +227,11 @@ def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
         "cells": [],
     }
     path = out / "attention-h200.json"
+    chosen = choose_cells(names)
+    compile_all_flex([cell for _, cell in chosen], [n for n in peers if n.startswith("flex")])
+    print(f"compiled after {time.monotonic() - started:.0f} s")
     print("batch, q_len, prefix, heads: floor | ours (x floor) | others (x ours), us")
-    for group, cell in choose_cells(names):
+    for group, cell in chosen:
         if time.monotonic() - started > limit:
             raise SystemExit(f"{limit} s are over at {cell}; {path} holds the cells before")
         row = {"group": group, **measure(cell, peers)}

@@ -50,7 +50,7 @@ class Captured:
         for run in runs[:2]:  # compiles and warms what is lazy
             run()
         torch.cuda.synchronize()
-        self.count = len(runs)
+        self.runs, self.count = runs, len(runs)  # a graph owns none of what its calls read
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             for run in runs:
