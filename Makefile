@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long lint pyright bench format clean
+.PHONY: help env demo test test-long lint pyright bench peers format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -49,9 +49,11 @@ lint: $(STAMP) ## ruff, import directions, mypy --strict
 pyright: $(STAMP) ## the second type checker (needs Node.js)
 	$(BIN)/pyright
 
-bench: $(STAMP) ## equality with plain decoding on one prompt (all: bench/equality.py)
-	@mkdir -p out && rm -f out/equality.json
-	$(BIN)/python bench/equality.py --prompts 1 --tokens 16 --out out/equality.json
+bench: $(STAMP) ## what this machine can measure; it says what is left out (bench/README.md)
+	$(BIN)/python bench/all.py --out out
+
+peers: $(STAMP) ## install what bench compares with
+	$(PIP) --no-deps -r bench/requirements.txt
 
 format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 	$(BIN)/ruff format .

@@ -32,7 +32,15 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.cells import MAIN, Cell, choose_cells, everything_seen, make_call, random_call
-from bench.common import RESULTS, Captured, error, geometric_mean, interleaved_us, machine
+from bench.common import (
+    RESULTS,
+    Captured,
+    error,
+    geometric_mean,
+    interleaved_us,
+    machine,
+    result_name,
+)
 from bench.peers import CEILINGS, PACKAGES, PEERS, Call, Refused, Run, ddtree, reference
 from ddtree import impl
 from ddtree.impl.attention import attend
@@ -85,6 +93,7 @@ class CheckShape:
     head_dim: int = 128
     page_size: int = 1
     spare_pages: int = 1
+    fp8: bool = False
 
 
 CHECK_SHAPES = [
@@ -96,6 +105,8 @@ CHECK_SHAPES = [
     CheckShape([65, 17], [1000, 3], 4, 4, 96),
     CheckShape([33], [777], 16, 2, 256, page_size=64),
     CheckShape([17] * 40, [100 + 37 * i for i in range(40)], 8, 1),
+    CheckShape([65, 1, 130], [0, 65, 1500], fp8=True),
+    CheckShape([33, 17], [777, 40], 6, 2, 64, page_size=16, fp8=True),
     CheckShape([17, 65], [3000, 65], spare_pages=1_500_000),  # byte offsets past 2^31
     CheckShape([17, 65], [3000, 65], spare_pages=2_200_000),  # element offsets past 2^31
 ]
@@ -112,9 +123,11 @@ def check_one(dtype: torch.dtype, number: int) -> list[dict[str, Any]]:
             given["sinks"] = torch.randn(shape.q_heads, device="cuda")
         expected, expected_lse = reference(call, **given, return_lse=True)
         torch.use_deterministic_algorithms(mode=True)  # torch.empty gives NaN
-        found, found_lse = impl.verify_attention(*call.arguments, **given, return_lse=True)
+        found, found_lse = impl.verify_attention(
+            *call.arguments, **call.scales, **given, return_lse=True
+        )
         torch.use_deterministic_algorithms(mode=False)
-        again, _ = impl.verify_attention(*call.arguments, **given, return_lse=True)
+        again, _ = impl.verify_attention(*call.arguments, **call.scales, **given, return_lse=True)
         assert found_lse is not None
         assert expected_lse is not None
         e, lse_e, same = (
@@ -154,7 +167,9 @@ def check(out: Path, limit: float) -> None:
         mine = [r for r in rows if r["dtype"] == dtype]
         worst, worst_lse = (max(r[key] for r in mine) for key in ("error", "lse_error"))
         print(f"{dtype}: worst error {worst:.2e}, log-sum-exp {worst_lse:.2e}")
-    (out / "attention-check.json").write_text(json.dumps({"machine": machine(), "rows": rows}))
+    (out / result_name("attention-check")).write_text(
+        json.dumps({"machine": machine(), "rows": rows})
+    )
     bad = [row for row in rows if not row["ok"]]
     print(*bad, f"check: {len(rows) - len(bad)} of {len(rows)} agree", sep="\n", flush=True)
     if bad:
@@ -222,11 +237,12 @@ def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
     """Time the chosen configuration on the cells, and its peers beside it."""
     started = time.monotonic()
     result: dict[str, Any] = {
+        "subject": "attention",
         "machine": machine(*PACKAGES),
         "method": " ".join((__doc__ or "").split("\n\n")[1].split()),
         "cells": [],
     }
-    path = out / "attention-h200.json"
+    path = out / result_name("attention")
     chosen = choose_cells(names)
     compile_all_flex([cell for _, cell in chosen], [n for n in peers if n.startswith("flex")])
     print(f"compiled after {time.monotonic() - started:.0f} s")
@@ -340,7 +356,7 @@ def sweep(out: Path, limit: float, head_dim: int) -> None:
         found = [{"config": asdict(config), "us": times[config]} for config in ranking]
         rows.append({**asdict(cell), "floor_us": cell.floor_us, "times": found})
         result = {"machine": machine(), "chosen": asdict(chosen), "cells": rows}
-        (out / "attention-sweep.json").write_text(json.dumps(result) + "\n")
+        (out / result_name("attention-sweep")).write_text(json.dumps(result) + "\n")
         loss = times[chosen] / times[ranking[0]]
         print(f"{cell}: {times[ranking[0]]:.1f} {ranking[0]}, chosen {loss:.3f}", flush=True)
 

@@ -33,6 +33,12 @@ def machine(*packages: str) -> dict[str, str]:
     return found
 
 
+def result_name(subject: str) -> str:
+    """The file of a subject's result on this GPU: ``attention-h200.json``."""
+    gpu = torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "-")
+    return f"{subject}-{gpu}.json"
+
+
 def error(found: Tensor, expected: Tensor) -> float:
     """‖found − expected‖ / ‖expected‖; NaN stays NaN."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())

@@ -33,7 +33,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.common import RESULTS, machine
+from bench.common import RESULTS, machine, result_name
 from ddtree import impl, spec
 
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
@@ -316,6 +316,7 @@ def main() -> None:
         raise SystemExit("give --official FOLDER or set DDTREE_OFFICIAL (--help says to what)")
     module = load_official(options.official)
     result: dict[str, Any] = {
+        "subject": "official",
         "machine": machine("transformers", "numpy"),
         "official": REVISION,
         "shape": f"vocabulary {VOCAB}, horizon {HORIZON}, prefix {PREFIX}, {LAYERS} layers of "
@@ -328,7 +329,7 @@ def main() -> None:
     for budget in BUDGETS:
         row = measure(module, budget, options.repeats)
         result["rows"].append(row)
-        (options.out / "official-h200.json").write_text(json.dumps(result, indent=1) + "\n")
+        (options.out / result_name("official")).write_text(json.dumps(result, indent=1) + "\n")
         theirs, ours = row["official_us"], row["ours_us"]
         print(
             f"{budget:6} |", *(f"{theirs[name]:10.0f}" for name in STAGES),

@@ -1,6 +1,10 @@
-"""Draw a result of ``bench/attention.py grid``: each cell's time over its floor, ours and every peer's.
+"""Draw the benchmarks' results, each beside its JSON file.
 
-python bench/plot.py bench/results/attention-h200.json bench/results/attention-h200.png
+    python bench/plot.py                     all that bench/results holds
+    python bench/plot.py out/*.json          these
+
+Attention: each cell's time over its floor, ours and every peer's. Official: the stages of the official
+round, and ours. Round: the steps of our round.
 """
 
 import argparse
@@ -12,75 +16,142 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
+RESULTS = Path(__file__).resolve().parent / "results"
 SERIES = (  # name, keys of a cell's times, of which the least counts, marker, color
     ("SGLang Triton", ("sglang",), "s", "tab:red"),
     ("FlashInfer", ("flashinfer",), "^", "tab:orange"),
     ("FlexAttention", ("flex", "flex_general"), "v", "tab:purple"),
-    ("SDPA, dense mask", ("sdpa_dense",), "x", "tab:gray"),
-    ("ceiling: SDPA, no mask, packed rows", ("unmasked_cudnn", "unmasked_fa2"), "D", "tab:green"),
+    ("SDPA, dense mask", ("sdpa_dense",), "x", "dimgray"),
+    ("ceiling: SDPA, no mask, packed rows", ("unmasked",), "D", "tab:green"),
     ("ddtree", ("ddtree",), "o", "tab:blue"),
 )
-TITLES = {
-    "main": "bf16, head dim 128, page size 1",
-    "less": "one row less: q_len 2^k",
-    "dim64": "head dim 64",
-    "page16": "page size 16",
-    "page64": "page size 64",
-    "fp8": "fp8 keys and values",
-}
+PANELS = (  # of an attention result: groups of cells with a title each
+    {"main": "q_len = budget + 1: page size 1, bf16, head dim 128"},
+    {"less": "one row less, so that tiles are full: page size 1, bf16, head dim 128"},
+    {
+        "dim64": "head dim 64",
+        "page16": "page size 16",
+        "page64": "page size 64",
+        "fp8": "fp8 keys and values",
+    },
+)
 
 
 def main() -> None:
-    """Read the result, write the picture."""
+    """Read the results, write a picture beside each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("result", type=Path)
-    parser.add_argument("picture", type=Path)
-    arguments = parser.parse_args()
-    draw(json.loads(arguments.result.read_text(encoding="utf-8")), arguments.picture)
+    parser.add_argument("results", nargs="*", type=Path, default=sorted(RESULTS.glob("*.json")))
+    for path in parser.parse_args().results:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if draw := DRAWN.get(result.get("subject", "round" if "us" in result else "")):
+            picture = path.with_suffix(".png")
+            draw(result).savefig(picture, dpi=130)
+            print(picture)
 
 
-def draw(result: dict[str, Any], picture: Path) -> None:
-    """One column for each cell, one mark for each implementation; groups of cells one after another."""
-    rows = result["cells"]
-    columns, labels, gap, last = [], [], 0.0, None
-    figure, axes = plt.subplots(figsize=(max(11, 0.27 * len(rows) + 2), 6.5), layout="constrained")
+def draw_attention(result: dict[str, Any]) -> Any:
+    """A panel for each list of groups, a column for each cell, a mark for each implementation."""
+    figure, panels = plt.subplots(len(PANELS), figsize=(11, 14), layout="constrained", sharey=True)
+    for axes, groups in zip(panels, PANELS, strict=True):
+        draw_groups(axes, [row for row in result["cells"] if row["group"] in groups], groups)
+    panels[-1].set_xlabel("batch, q_len, prefix, KV heads (of 32 query heads)")
+    machine = result["machine"]
+    figure.suptitle(
+        f"Tree attention on one {machine['gpu']}: time over the floor of bytes and operations\n"
+        f"torch {machine['torch']}, Triton {machine['triton']}, SGLang {machine['sglang']}, "
+        f"FlashInfer {machine['flashinfer-python']}",
+        fontsize=11,
+    )
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=9, ncols=3, loc="outside lower center")
+    return figure
+
+
+def draw_groups(axes: Axes, rows: list[dict[str, Any]], groups: dict[str, str]) -> None:
+    """The cells of some groups, a gap and a title between them."""
+    columns: list[float] = []
     for i, row in enumerate(rows):
-        if row["group"] != last:
-            gap += 1.5 if last else 0.0
-            name = TITLES[row["group"]]
-            where = axes.get_xaxis_transform()
-            axes.text(i + gap - 0.4, 1.01, name, transform=where, fontsize=8, rotation=20)
-            last = row["group"]
-        columns.append(i + gap)
-        names = ("batch", "q_len", "prefix", "kv_heads")
-        labels.append(", ".join(str(row[name]) for name in names))
+        if i == 0 or row["group"] != rows[i - 1]["group"]:
+            column = columns[-1] + 2 if columns else 0
+            title = groups[row["group"]]
+            axes.text(column - 0.4, 1.02, title, transform=axes.get_xaxis_transform(), fontsize=9)
+        else:
+            column = columns[-1] + 1
+        columns.append(column)
     for name, keys, marker, color in SERIES:
         marks = [
             (column, min(row["us"][key] for key in keys if key in row["us"]) / row["floor_us"])
             for column, row in zip(columns, rows, strict=True)
             if any(key in row["us"] for key in keys)
         ]
-        if marks:
-            axes.plot(*zip(*marks, strict=True), marker, color=color, label=name, markersize=5)
+        axes.plot(
+            [column for column, _ in marks], [ratio for _, ratio in marks],
+            marker, color=color, label=name, markersize=6,
+        )  # fmt: skip
+    names = ("batch", "q_len", "prefix", "kv_heads")
+    labels = [", ".join(str(row[name]) for name in names) for row in rows]
+    axes.set_xticks(columns, labels, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yscale("log")
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylabel("time / floor")
-    axes.set_xticks(columns, labels, rotation=75, ha="right", rotation_mode="anchor", fontsize=7)
-    axes.set_xlim(columns[0] - 1, columns[-1] + 1)
-    heads = rows[0]["q_heads"]
-    axes.set_xlabel(f"batch, q_len, prefix, KV heads (of {heads} query heads)")
     axes.grid(axis="y", which="both", alpha=0.25)
-    machine = result["machine"]
-    figure.suptitle(
-        f"Tree attention, {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, "
-        f"SGLang {machine['sglang']}, FlashInfer {machine['flashinfer-python']}",
-        fontsize=10,
-    )
-    figure.legend(fontsize=8, ncols=len(SERIES), loc="outside lower center")
-    figure.savefig(picture, dpi=150)
+
+
+def draw_official(result: dict[str, Any]) -> Any:
+    """Official stages stacked, ours beside them, milliseconds on a log scale."""
+    rows = result["rows"]
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    series = {
+        "official, whole round": [row["official_us"]["whole"] for row in rows],
+        **{
+            f"official, {name}": [row["official_us"][name] for row in rows]
+            for name in ("copy", "heap", "visibility", "compile", "walk", "commit")
+        },
+        "ddtree, whole round, page size 1": [row["ours_us"]["page 1"]["whole"] for row in rows],
+        "ddtree, whole round, page size 16": [row["ours_us"]["page 16"]["whole"] for row in rows],
+    }
+    colors = ["black", *(f"C{i}" for i in (1, 2, 4, 5, 6, 7)), "tab:blue", "tab:cyan"]
+    budgets = [row["budget"] for row in rows]
+    for (name, times), color in zip(series.items(), colors, strict=True):
+        whole = "whole" in name
+        axes.plot(budgets, times, "o-" if whole else ".--", color=color, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(budgets, [str(budget) for budget in budgets])
+    axes.set_xlabel("budget")
+    axes.set_ylabel("microseconds, wall time on the host")
+    axes.set_title(f"The round without the model, {result['machine']['gpu']}", fontsize=11)
+    axes.grid(which="both", alpha=0.25)
+    figure.legend(fontsize=8, loc="outside right upper")
+    return figure
+
+
+def draw_round(result: dict[str, Any]) -> Any:
+    """The steps of our round, side by side for each shape."""
+    rows = result["us"]
+    steps = ("build", "plan", "bits", "accept", "commit1", "commit16", "whole1", "whole16")
+    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
+    for i, step in enumerate(steps):
+        columns = [column + (i - 3.5) * 0.1 for column in range(len(rows))]
+        axes.bar(columns, [row.get(step, 0) for row in rows], 0.1, label=step)
+    targets = [(column, row["target_us"]) for column, row in enumerate(rows) if row["target_us"]]
+    for column, target in targets:
+        axes.hlines(target, column - 0.45, column + 0.45, color="black", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(rows)), [f"{row['budget']}, {row['batch']}" for row in rows])
+    axes.set_xlabel("budget, batch (black: the target of the whole)")
+    axes.set_ylabel("microseconds")
+    axes.set_title(f"The round without the model, {result['machine']['gpu']}", fontsize=11)
+    axes.grid(axis="y", which="both", alpha=0.25)
+    figure.legend(fontsize=8, loc="outside right upper")
+    return figure
+
+
+DRAWN = {"attention": draw_attention, "official": draw_official, "round": draw_round}
 
 
 if __name__ == "__main__":
