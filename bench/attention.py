@@ -15,10 +15,11 @@ timed has been compared with the reference in float64 before.
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -70,7 +71,7 @@ def run_config(call: Call, config: AttentionConfig) -> Tensor:
 # Of the output: rounding of the softmax's weights and of the result.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 LSE_TOLERANCE = 1e-5  # sums are float32 in every dtype, products of float32 inputs exact
-FP8_ARITHMETIC = 0.08
+FP8_ARITHMETIC = 0.2
 """Of a peer that rounds the query and the softmax's weights to fp8 too, where the pools are fp8."""
 
 CHECK_OPTIONS: list[dict[str, Any]] = [
@@ -225,12 +226,14 @@ def compile_flex(cell: Cell, name: str) -> None:
 
 def compile_all_flex(cells: list[Cell], names: list[str]) -> None:
     """Compile FlexAttention for all shapes at once, which would take minutes one after another."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each process starts its own
     jobs = [
         (cell, name) for cell in cells for name in names if cell.page_size == 1 and not cell.fp8
     ]
     if jobs:
-        with ProcessPoolExecutor(12, mp_context=multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(compile_flex, *zip(*jobs, strict=True)))
+        pool = ProcessPoolExecutor(12, mp_context=multiprocessing.get_context("spawn"))
+        wait([pool.submit(compile_flex, *job) for job in jobs], timeout=90)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
@@ -245,7 +248,7 @@ def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
     path = out / result_name("attention")
     chosen = choose_cells(names)
     compile_all_flex([cell for _, cell in chosen], [n for n in peers if n.startswith("flex")])
-    print(f"compiled after {time.monotonic() - started:.0f} s")
+    print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
     print("batch, q_len, prefix, heads: floor | ours (x floor) | others (x ours), us")
     for group, cell in chosen:
         if time.monotonic() - started > limit:
@@ -261,7 +264,8 @@ def grid(out: Path, limit: float, peers: list[str], names: list[str]) -> None:
             f"{name} {us:.1f} ({us / ours:.2f})" for name, us in row["us"].items() if name != OURS
         )
         print(f"{cell}: {cell.floor_us:.1f} | {ours:.1f} ({ours / cell.floor_us:.2f}) | {others}")
-        print(*(f"    {n}: {why}" for n, why in row["not_timed"].items()), sep="\n", flush=True)
+        print("".join(f"    not {n}: {why[:80]}\n" for n, why in row["not_timed"].items()), end="")
+        sys.stdout.flush()
     print(json.dumps(result["summary"], indent=1), f"{result['seconds']:.0f} s", path)
 
 
