@@ -6,18 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree.spec.errors import require
+from ddtree.spec.errors import InputError, require
 
 
-def require_tree_target(model: Any) -> None:
+def require_tree_target(model: Any, *, windows: bool = False) -> None:
     """Refuse a model that cannot verify a tree, naming what stands in the way.
 
     A tree pass needs, in every layer, KV entries that can be masked, gathered and dropped one by
     one, and positions that the caller gives.
 
+    Args:
+        model: a Transformers causal LM.
+        windows: whether the target attends in sliding windows by position, on a cache that keeps
+            every entry.
+
     Raises:
         InputError: an encoder-decoder, recurrent or linear-attention layers, a sliding-window cache
-            (it drops entries), ALiBi, or a forward without ``position_ids``.
+            (it drops entries) unless ``windows``, ALiBi, or a forward without ``position_ids``.
     """
     from transformers import DynamicCache
 
@@ -26,11 +31,14 @@ def require_tree_target(model: Any) -> None:
     require(not model.config.is_encoder_decoder, f"{name} is an encoder-decoder model")
     named = [*(getattr(config, "layer_types", None) or ())]
     named += getattr(config, "attention_layers", None) or ()  # GPT-Neo's name: global, local
-    kinds = sorted(set(named) - {"full_attention", "global"})
+    allowed = ("full_attention", "sliding_attention") if windows else ("full_attention",)
+    kinds = sorted(set(named) - {*allowed, "global"})
     require(
         not kinds,
-        f"{name} has layers of type {', '.join(kinds)}: they drop or mix KV entries by row, which a "
-        "tree's rejected and sibling nodes do not allow; only full_attention does",
+        f"{name} has layers of type {', '.join(kinds)} (the first is layer "
+        f"{next((i for i, kind in enumerate(named) if kind in kinds), None)}): they drop or mix KV "
+        "entries by row, which a tree's rejected and sibling nodes do not allow; only "
+        f"{' and '.join(allowed)} {'do' if windows else 'does'}",
     )
     require(
         not getattr(model, "_is_stateful", False),
@@ -38,7 +46,7 @@ def require_tree_target(model: Any) -> None:
     )
     layers = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})
     require(
-        layers in ([], ["DynamicLayer"]),
+        windows or layers in ([], ["DynamicLayer"]),
         f"{name} caches in {', '.join(layers)}: only a plain DynamicLayer keeps every entry",
     )
     require(
@@ -48,6 +56,49 @@ def require_tree_target(model: Any) -> None:
     for needed in ("attention_mask", "position_ids"):
         require(needed in inputs, f"{name}.forward takes no {needed}")
     require(model.get_output_embeddings() is not None, f"{name} has no output head")
+
+
+def context_size(model: Any, max_context: int | None) -> int:
+    """How many KV entries a target holds: ``max_context``, or else what the configuration allows.
+
+    Raises:
+        InputError: no context length is known, or more than the model has positions for.
+    """
+    limit = context_of(model)
+    size = max_context if max_context is not None else limit
+    if size is None:
+        raise InputError("the model's configuration gives no context length: give max_context")
+    require(size >= 1, f"max_context must be at least 1, got {size}")
+    require(
+        limit is None or size <= limit,
+        f"max_context {size} is more than the model's {limit} positions",
+    )
+    return size
+
+
+def require_tokens(token_ids: Tensor, vocab_size: int, held: int, room: int) -> None:
+    """Refuse a prompt of no tokens, of tokens outside the vocabulary, or of more than fit.
+
+    Args:
+        token_ids: ``[n]`` tokens to append.
+        vocab_size: tokens of the vocabulary.
+        held: KV entries that are there already.
+        room: KV entries that there can be.
+
+    Raises:
+        InputError: with the numbers.
+    """
+    require(token_ids.numel() >= 1, "the prompt is empty; at least one token is needed")
+    low, high = int(token_ids.min()), int(token_ids.max())
+    require(
+        low >= 0 and high < vocab_size,
+        f"token ids reach from {low} to {high}; the vocabulary has {vocab_size}",
+    )
+    total = held + token_ids.numel()
+    require(
+        total <= room,
+        f"{held} entries and {token_ids.numel()} tokens more make {total}; the context holds {room}",
+    )
 
 
 def context_of(model: Any) -> int | None:

@@ -11,10 +11,12 @@ from torch import Tensor
 from ddtree.decoding.decoding import Choices, Generation, RoundStats, top_two
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.target import HFTarget
+from ddtree.spec import round as spec_round
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import Acceptance, Budget, Commit, DraftTree, FlatMask, VerifyLayout
 from ddtree.spec.errors import require
-from ddtree.spec.round import Target, verify_round
+from ddtree.spec.mask import Form
+from ddtree.spec.round import Round, Target
 from ddtree.spec.sampling import (
     Sampling,
     first_argmax,
@@ -28,7 +30,10 @@ OnTokens = Callable[[Sequence[int]], None]
 
 
 class DecodingTarget(Target, Protocol):
-    """A target that holds one request from its prompt on; ``HFTarget`` is one."""
+    """A target that holds one request from its prompt on: an ``HFTarget`` or a ``PagedRequest``.
+
+    One with a ``mask_form`` other than flat is served by the round of ``ddtree.impl``.
+    """
 
     @property
     def max_context(self) -> int:
@@ -105,6 +110,7 @@ def generate(
     prefill_seconds = time.perf_counter() - begin
 
     recorder = _Recorder(target)
+    verify_round = _round_for(recorder)
     first = _choose(logits, prompt_ids.numel() - 1, sampling)
     margins, runner_ups = top_two(logits[None])
     tokens, rounds = [first], list[RoundStats]()
@@ -196,6 +202,7 @@ class _Recorder:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.mask_form: Form = getattr(target, "mask_form", "flat")
         self.logits: Tensor = torch.empty(0)
 
     @property
@@ -210,6 +217,15 @@ class _Recorder:
 
     def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
         return self._target.commit(layout, acceptance)
+
+
+def _round_for(recorder: _Recorder) -> Callable[..., Round]:
+    """The round that speaks the target's mask form."""
+    if recorder.mask_form == "flat":
+        return spec_round.verify_round
+    from ddtree.impl import verify_round
+
+    return verify_round
 
 
 def _require_lengths(target: DecodingTarget, prompt_ids: Tensor, max_new_tokens: int) -> None:

@@ -7,7 +7,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ddtree.decoding import reference_attention
-from ddtree.decoding.capabilities import Caller, context_of, lowest, require_tree_target
+from ddtree.decoding.capabilities import (
+    Caller,
+    context_size,
+    lowest,
+    require_tokens,
+    require_tree_target,
+)
 from ddtree.spec.commit import commit_kv
 from ddtree.spec.contracts import Acceptance, Commit, DraftTree, FlatMask, PagedKV, VerifyLayout
 from ddtree.spec.errors import require
@@ -50,16 +56,7 @@ class HFTarget:
         require_tree_target(model)
         if attention == "reference":
             reference_attention.register(model)
-        limit = context_of(model)
-        size = max_context if max_context is not None else limit
-        if size is None:
-            require(False, "the model's configuration gives no context length: give max_context")
-            raise AssertionError
-        require(size >= 1, f"max_context must be at least 1, got {size}")
-        require(
-            limit is None or size <= limit,
-            f"max_context {size} is more than the model's {limit} positions",
-        )
+        size = context_size(model, max_context)
         require(prefill_chunk >= 1, f"prefill_chunk must be at least 1, got {prefill_chunk}")
         self.model = model.eval() if device is None else model.to(device).eval()
         self.attention = attention
@@ -106,18 +103,7 @@ class HFTarget:
         Raises:
             InputError: no tokens, a token outside the vocabulary, or more than the context holds.
         """
-        require(token_ids.numel() >= 1, "the prompt is empty; at least one token is needed")
-        low, high = int(token_ids.min()), int(token_ids.max())
-        require(
-            low >= 0 and high < self.vocab_size,
-            f"token ids reach from {low} to {high}; the vocabulary has {self.vocab_size}",
-        )
-        total = self.prefix_len + token_ids.numel()
-        require(
-            total <= self.max_context,
-            f"{self.prefix_len} entries and {token_ids.numel()} tokens more make {total}; "
-            f"the context holds {self.max_context}",
-        )
+        require_tokens(token_ids, self.vocab_size, self.prefix_len, self.max_context)
         for chunk in token_ids.to(self.device).split(self.prefill_chunk):
             positions = torch.arange(self.prefix_len, self.prefix_len + chunk.numel())
             logits, hidden = self._call(

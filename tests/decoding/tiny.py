@@ -5,10 +5,15 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
     Qwen3Config,
 )
 
@@ -71,13 +76,45 @@ CONFIGS = {
     ),
 }
 
+WIDE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    **COMMON,
+}
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+PAGED = {
+    # heads as wide as the kernels serve, windows shorter than a tree's prefix and depth together
+    "llama-64": lambda: LlamaConfig(**WIDE, head_dim=64),
+    "qwen2-64": lambda: Qwen2Config(**{**WIDE, "hidden_size": 128, **TWO_HEADS}),
+    "qwen3-128": lambda: Qwen3Config(**{**WIDE, **TWO_HEADS}, head_dim=128),
+    # queries, keys and values are slices of one tensor
+    "phi3-64": lambda: Phi3Config(**{**WIDE, "hidden_size": 128, **TWO_HEADS}),
+    "mistral-window": lambda: MistralConfig(**WIDE, head_dim=64, sliding_window=6),
+    # full and sliding layers by turns, scores capped, a scale of its own
+    "gemma2-softcap": lambda: Gemma2Config(
+        **WIDE, head_dim=64, sliding_window=5, attn_logit_softcapping=3.0, query_pre_attn_scalar=9
+    ),
+    # sinks, sliding and full layers by turns
+    "gpt-oss-sinks": lambda: GptOssConfig(
+        **WIDE,
+        head_dim=64,
+        sliding_window=7,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+}
+
 
 def tiny_model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """A model of the kind with weights large enough that the text depends on the whole context."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+    model = AutoModelForCausalLM.from_config((CONFIGS | PAGED)[kind]())
     for name, weight in model.named_parameters():
-        if weight.ndim > 1:
+        if weight.ndim > 1 or "sinks" in name:
             torch.nn.init.normal_(weight, std=0.5 if "embed" in name else 0.3)
     return model.to(dtype).eval()
 

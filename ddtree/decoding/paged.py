@@ -1,0 +1,337 @@
+"""A Transformers model as the target of a batch of requests, on a paged KV pool."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int32, Int64
+from torch import Tensor
+
+from ddtree.decoding.capabilities import context_size, require_tokens, require_tree_target
+from ddtree.decoding.paged_attention import VerifyPass
+from ddtree.decoding.paged_layers import layers_of
+from ddtree.impl import commit_kv, convert_mask, plan_verify, tree_mask
+from ddtree.spec.contracts import (
+    Acceptance,
+    BitMask,
+    Commit,
+    DraftTree,
+    PagedKV,
+    TreeMask,
+    VerifyLayout,
+)
+from ddtree.spec.errors import require, require_int
+from ddtree.spec.mask import Form
+
+
+class PagedTarget:
+    """Verifies the trees of many requests in one pass, each on its own prefix.
+
+    ``forward`` and ``commit`` never wait for the device, so ``impl.RoundGraph`` can capture a round.
+    A batch has ``max_batch`` requests, those that are not in use with prefix length -1: hand
+    ``prefix_lens`` and trees for all of them to ``impl.verify_round``.
+    """
+
+    mask_form: Form = "bits"
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_batch: int = 1,
+        max_context: int | None = None,
+        page_size: int = 1,
+        num_pages: int | None = None,
+        device: str | torch.device | None = None,
+        prefill_chunk: int = 512,
+        feature_layer_ids: tuple[int, ...] = (),
+    ) -> None:
+        """Take a causal LM and make its pools; the model attends as ``"ddtree"`` from then on.
+
+        Args:
+            model: a Transformers causal LM in float32, float16 or bfloat16 whose layers attend, in
+                full or in a sliding window, through Transformers' registry. It may have been
+                compiled in place (``model.compile()``).
+            max_batch: requests held at once.
+            max_context: most KV entries of a request, prompt and tree included; None: what the
+                model's configuration allows.
+            page_size: slots of a page. 1: a commit moves no KV.
+            num_pages: pages of the pool; None: enough for ``max_batch`` full requests.
+            device: moves the model; None: where it is.
+            prefill_chunk: most prompt tokens of one forward.
+            feature_layer_ids: layers whose output hidden states a pass leaves in ``row_features``.
+
+        Raises:
+            InputError: the model cannot verify trees on a paged pool (the layer is named), or sizes
+                that make no sense.
+        """
+        for name, value in {
+            "max_batch": max_batch,
+            "page_size": page_size,
+            "prefill_chunk": prefill_chunk,
+        }.items():
+            require_int(name, value, 1)
+        require_tree_target(model, windows=True)
+        self.max_context = context_size(model, max_context)
+        self.model = model.eval() if device is None else model.to(device).eval()
+        self.layers = layers_of(self.model)
+        self.num_layers = len(self.layers)
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.max_batch = max_batch
+        self.prefill_chunk = prefill_chunk
+        self.feature_layer_ids = feature_layer_ids
+        self.row_features: Float[Tensor, "T width"] | None = None
+        """Hidden states of the rows of the last pass, or of the last prefill."""
+
+        pages_each = -(-self.max_context // page_size)
+        num_pages = max_batch * pages_each if num_pages is None else num_pages
+        require_int("num_pages", num_pages, 1)
+        self._free_pages = list(range(num_pages))
+        self._pages: list[list[int]] = [[] for _ in range(max_batch)]
+        self._pad_slot = num_pages * page_size  # the last slot takes what nobody reads
+        shape = (self._pad_slot + 1, self.layers[0].kv_heads, self.layers[0].head_dim)
+
+        def pools() -> tuple[Tensor, ...]:
+            return tuple(
+                torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers
+            )
+
+        table = torch.full((max_batch, self.max_context), -1, device=self.device)
+        self.kv = PagedKV(pools(), pools(), table, page_size)
+        self.prefix_lens: Int32[Tensor, " max_batch"] = torch.full(
+            (max_batch,), -1, dtype=torch.int32, device=self.device
+        )
+        """Committed entries of each request, -1 where none is held; memory that never moves."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's input goes."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the model's weights and of the pools."""
+        dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
+        return dtype
+
+    @property
+    def slot_table(self) -> Int64[Tensor, "max_batch max_context"]:
+        """Pool slot of each KV entry of each request; -1: none is reserved."""
+        return self.kv.slot_table
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no request holds."""
+        return len(self._free_pages)
+
+    @torch.no_grad()
+    def prefill(
+        self, request: int, token_ids: Int64[Tensor, " n"], *, reserve: int | None = None
+    ) -> Float[Tensor, " vocab"]:
+        """Append tokens to a request's prefix in chunks; a request that is not held begins here.
+
+        Args:
+            request: from 0 to ``max_batch - 1``.
+            token_ids: ``[n]`` tokens.
+            reserve: entries that a request which begins will need at most, the rows of its last tree
+                included; pages for so many are taken. None: ``max_context``.
+
+        Returns:
+            The logits after the last token.
+
+        Raises:
+            InputError: no such request, no tokens, a token outside the vocabulary, more than was
+                reserved, or too few free pages. Nothing is changed then.
+        """
+        self._require_request(request)
+        begins = not self._pages[request]
+        require(begins or reserve is None, f"request {request} is held: reserve when it begins")
+        size = self.max_context if reserve is None else reserve
+        require_int("reserve", size, 1, most=self.max_context)
+        held = 0 if begins else int(self.prefix_lens[request])
+        room = size if begins else self._room(request)
+        require_tokens(token_ids, self.vocab_size, held, room)
+        if begins:
+            self._reserve(request, size)
+        features = []
+        for chunk in token_ids.to(self.device).split(self.prefill_chunk):
+            tree = _chain(chunk)
+            prefix = self.prefix_lens[request : request + 1]
+            layout = plan_verify(tree, prefix, self.slot_table[request : request + 1])
+            logits = self._pass(chunk, layout, tree_mask(tree, layout).words, keep=1)
+            features.append(self.row_features)
+            self.prefix_lens[request] += chunk.numel()
+        if self.feature_layer_ids:
+            self.row_features = torch.cat([rows for rows in features if rows is not None])
+        return logits[-1]
+
+    def rewind(self, request: int, prefix_len: int) -> None:
+        """Drop a request's entries from ``prefix_len`` on; its pages stay reserved.
+
+        Raises:
+            InputError: more entries than there are.
+        """
+        self._require_request(request)
+        held = int(self.prefix_lens[request])
+        require(0 <= prefix_len <= held, f"cannot rewind to {prefix_len} entries: {held} are held")
+        self.prefix_lens[request] = prefix_len
+
+    def free(self, request: int) -> None:
+        """End a request: its pages and its place can be used again. One that is not held stays so."""
+        self._require_request(request)
+        self._free_pages += self._pages[request]
+        self._pages[request] = []
+        self.slot_table[request] = -1
+        self.prefix_lens[request] = -1
+
+    @torch.no_grad()
+    def forward(
+        self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask
+    ) -> Float[Tensor, "T vocab"]:
+        """Verify the trees of all requests in one forward; their KV goes to ``out_cache_loc``.
+
+        Args:
+            tree: ``max_batch`` trees.
+            layout: of ``impl.plan_verify``, or fixed buffers.
+            mask: ancestor bits; other forms are converted.
+
+        Returns:
+            The logits of every row of the layout; those of rows past ``qo_indptr[-1]`` mean nothing.
+        """
+        bits = mask if isinstance(mask, BitMask) else convert_mask(mask, layout, "bits")
+        return self._pass(_row_tokens(tree, layout), layout, bits.words, keep=0)
+
+    @torch.no_grad()
+    def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
+        """Keep the accepted rows' KV in every layer, and count them in ``prefix_lens``."""
+        commit = commit_kv(self.kv, layout, acceptance)
+        held = self.prefix_lens[: commit.prefix_lens.numel()]
+        held.copy_(torch.where(acceptance.num_accepted > 0, commit.prefix_lens, held))
+        return commit
+
+    def _pass(self, tokens: Tensor, layout: VerifyLayout, words: Tensor, keep: int) -> Tensor:
+        """Run the rows through the model; ``keep``: logits of so many last rows, 0: of all."""
+        slots = layout.out_cache_loc
+        out = self.model(
+            input_ids=tokens[None],
+            position_ids=layout.positions[None],
+            attention_mask=words[None, None],
+            use_cache=False,
+            logits_to_keep=keep,
+            output_hidden_states=bool(self.feature_layer_ids),
+            ddtree=VerifyPass(self.kv, layout, torch.where(slots < 0, self._pad_slot, slots)),
+        )
+        if self.feature_layer_ids:  # entry 0 is the embedding
+            rows = [out.hidden_states[i + 1][0] for i in self.feature_layer_ids]
+            self.row_features = torch.cat(rows, dim=-1)
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _reserve(self, request: int, entries: int) -> None:
+        """Take pages for so many entries; the request then holds a prefix of none."""
+        size = self.kv.page_size
+        wanted, free = -(-entries // size), self.num_free_pages
+        require(
+            wanted <= free,
+            f"{entries} entries take {wanted} pages of {size}; {free} are free: free a request, "
+            "reserve less, or make num_pages larger",
+        )
+        pages, self._free_pages = self._free_pages[:wanted], self._free_pages[wanted:]
+        self._pages[request] = pages
+        first = torch.tensor(pages, device=self.device)[:, None] * size
+        slots = (first + torch.arange(size, device=self.device)).flatten()[: self.max_context]
+        self.slot_table[request, : slots.numel()] = slots
+        self.prefix_lens[request] = 0
+
+    def _room(self, request: int) -> int:
+        return min(len(self._pages[request]) * self.kv.page_size, self.max_context)
+
+    def _require_request(self, request: int) -> None:
+        require_int("request", request, 0, most=self.max_batch - 1)
+
+
+class PagedRequest:
+    """The one request of a ``PagedTarget``, as ``generate`` decodes it."""
+
+    mask_form: Form = "bits"
+
+    def __init__(self, target: PagedTarget) -> None:
+        """Take a target made for one request.
+
+        Raises:
+            InputError: a target made for more.
+        """
+        require(target.max_batch == 1, f"the target's max_batch is {target.max_batch}, must be 1")
+        self.target = target
+        self.max_context = target.max_context
+        self.reset()
+
+    @property
+    def slot_table(self) -> Int64[Tensor, "1 max_context"]:
+        """The target's."""
+        return self.target.slot_table
+
+    @property
+    def prefix_len(self) -> int:
+        """Committed KV entries."""
+        return max(0, int(self.target.prefix_lens[0]))
+
+    def reset(self, feature_layer_ids: tuple[int, ...] = ()) -> None:
+        """Begin a new request; remember the output hidden states of these layers (0: the first).
+
+        Raises:
+            InputError: a layer that the model does not have.
+        """
+        layers = self.target.num_layers
+        bad = [i for i in feature_layer_ids if not 0 <= i < layers]
+        require(not bad, f"feature layers {bad} outside the model's {layers} layers")
+        self.target.free(0)
+        self.target.feature_layer_ids = feature_layer_ids
+        self._features: list[Tensor] = []
+
+    def prefill(self, token_ids: Int64[Tensor, " n"]) -> Float[Tensor, " vocab"]:
+        """Append the prompt; logits after its last token."""
+        logits = self.target.prefill(0, token_ids)
+        self._remember(slice(None))
+        return logits
+
+    def rewind(self, prefix_len: int) -> None:
+        """Drop all entries from ``prefix_len`` on; features not yet taken are dropped too."""
+        self.target.rewind(0, prefix_len)
+        self._features = []
+
+    def features(self) -> Float[Tensor, "new width"] | None:
+        """Hidden states of the entries committed since the last call; None if none were asked for."""
+        taken, self._features = self._features, []
+        return torch.cat(taken) if taken else None
+
+    def forward(
+        self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask
+    ) -> Float[Tensor, "T vocab"]:
+        """The target's."""
+        return self.target.forward(tree, layout, mask)
+
+    def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
+        """The target's; the features of the accepted rows are remembered."""
+        if self.target.feature_layer_ids:
+            self._remember(acceptance.nodes[0, : int(acceptance.num_accepted[0])].long())
+        return self.target.commit(layout, acceptance)
+
+    def _remember(self, rows: slice | Tensor) -> None:
+        if self.target.row_features is not None and self.target.feature_layer_ids:
+            self._features.append(self.target.row_features[rows])
+
+
+def _chain(token_ids: Int64[Tensor, " n"]) -> DraftTree:
+    """A tree in which each token is the only child of the one before: a stretch of a prompt."""
+    depths = torch.arange(token_ids.numel(), dtype=torch.int32, device=token_ids.device)[None]
+    scores = torch.zeros(depths.shape, dtype=torch.float64, device=token_ids.device)
+    return DraftTree(token_ids[None], depths - 1, depths, scores, depths[:, -1] + 1)
+
+
+def _row_tokens(tree: DraftTree, layout: VerifyLayout) -> Int64[Tensor, " T"]:
+    """The token of each query row, wherever ragged requests begin; of unused rows, any token."""
+    batch, width = tree.token_ids.shape
+    rows = torch.arange(layout.positions.numel(), device=layout.positions.device)
+    b = torch.searchsorted(layout.qo_indptr[1:], rows.int(), right=True).clamp(max=batch - 1)
+    return tree.token_ids[b, (rows - layout.qo_indptr[b]).clamp(0, width - 1)]
