@@ -10,9 +10,11 @@ import typer
 from rich.text import Text
 
 from ddtree.cli.options import (
+    Attention,
     BlockSize,
     Budget,
     Chat,
+    Device,
     Draft,
     Json,
     MaxNewTokens,
@@ -70,6 +72,8 @@ def generate(
         float | None, typer.Option(help="When sampling: keep this much probability, in (0, 1].")
     ] = None,
     seed: Seed = 0,
+    device: Device = "cpu",
+    attention: Attention = "auto",
     chat: Chat = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Check every call against the invariants.")
@@ -92,6 +96,7 @@ def generate(
       ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
       ddtree generate "Hello" --target ./my-model --draft ./my-dflash
+      ddtree generate "Hello" --device cuda
       ddtree generate "Hello" --debug
     """
     kept = topk_of(topk)
@@ -103,7 +108,7 @@ def generate(
     from ddtree.cli.models import load_pair
     from ddtree.spec.sampling import Sampling
 
-    pair = load_pair(target, draft, block_size)
+    pair = load_pair(target, draft, block_size, attention, device)
     ids = pair.encode(prompt, chat)
     sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
     streamer = Streamer(pair, quiet=as_json)
@@ -245,13 +250,13 @@ def _compare(pair: "Pair", ids: "Tensor", found: "Generation", max_new_tokens: i
             say(f"decoding one token at a time, to compare: {done}/{max_new_tokens}", passing=True)
 
         expected = decoding.autoregressive(
-            pair.target,
+            pair.plain,
             ids,
             max_new_tokens=max_new_tokens,
             stop_ids=pair.stop_ids,
             on_tokens=count,
         )
-    return decoding.compare(found, expected, pair.target.dtype)
+    return decoding.compare(found, expected, pair.plain.dtype)
 
 
 def _print(

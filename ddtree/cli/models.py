@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -13,16 +13,21 @@ if TYPE_CHECKING:
 
     from ddtree.decoding.decoding import Comparison
     from ddtree.decoding.drafter import Drafter
+    from ddtree.decoding.paged import PagedRequest
     from ddtree.decoding.target import HFTarget
 
 NGRAM_BLOCK_SIZE = 8
+PAGED_CONTEXT = 8192
+"""Most entries of a paged pool made here: it takes its memory at once, where a dense cache grows."""
 
 
 @dataclass(frozen=True)
 class Pair:
     """A target and its drafter, with the target's tokenizer."""
 
-    target: "HFTarget"
+    target: "HFTarget | PagedRequest"
+    plain: "HFTarget"
+    """Decodes one token a pass, to compare with: the target itself where it is dense."""
     drafter: "Drafter"
     tokenizer: Any
     stop_ids: tuple[int, ...]
@@ -78,24 +83,52 @@ def load_pair(
     target_name: str,
     draft_name: str,
     block_size: int | None,
-    attention: Literal["dense", "reference"] = "dense",
+    attention: str = "dense",
+    device: str = "cpu",
 ) -> Pair:
-    """Load the target, its tokenizer and the drafter; leaves with one message on bad names."""
+    """Load the target, its tokenizer and the drafter; leaves with one message on bad names.
+
+    ``attention`` is ``"dense"``, ``"reference"``, ``"paged"`` or ``"auto"``.
+    """
     need("models", "transformers", "gguf", "tokenizers")
     if draft_name != "ngram" and not Path(draft_name).is_dir():
         fail(
             f"--draft {draft_name!r} is neither 'ngram' nor a folder",
             "give the folder of a DFlash checkpoint: config.json and *.safetensors",
         )
+    _require_device(device)
+    if attention == "auto":
+        attention = "paged" if device.startswith("cuda") else "dense"
+    if attention == "paged":
+        need("kernels", "triton")
     with progress("loading the target") as say:
         from ddtree.decoding.embedded import load_target
         from ddtree.decoding.generate import stop_ids_of
         from ddtree.decoding.target import HFTarget
 
-        model, tokenizer = load_target(target_name, on_progress=say)
-        target = HFTarget(model, attention=attention)
-        drafter = _load_drafter(draft_name, target, block_size)
-    return Pair(target, drafter, tokenizer, stop_ids_of(model))
+        model, tokenizer = load_target(target_name, device=device, on_progress=say)
+        plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
+        target = _paged(plain) if attention == "paged" else plain
+        drafter = _load_drafter(draft_name, plain, block_size)
+    return Pair(target, plain, drafter, tokenizer, stop_ids_of(model))
+
+
+def _require_device(device: str) -> None:
+    """Leave if there is no such device."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        fail(f"--device {device!r}: {str(error).splitlines()[0]}", "use --device cpu")
+
+
+def _paged(plain: "HFTarget") -> "PagedRequest":
+    """One request of the same model, on a paged pool."""
+    from ddtree.decoding.paged import PagedRequest, PagedTarget
+
+    context = min(plain.max_context, PAGED_CONTEXT)
+    return PagedRequest(PagedTarget(plain.model, max_context=context))
 
 
 def _load_drafter(name: str, target: "HFTarget", block_size: int | None) -> "Drafter":

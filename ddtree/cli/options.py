@@ -25,6 +25,17 @@ def within(low: float, high: float = inf) -> Callable[[Any], Any]:
     return check
 
 
+def one_of(*words: str) -> Callable[[str], str]:
+    """A callback that refuses all other words."""
+
+    def check(value: str) -> str:
+        if value not in words:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(words)}")
+        return value
+
+    return check
+
+
 Target = Annotated[
     str,
     typer.Option(
@@ -52,6 +63,18 @@ BlockSize = Annotated[
         callback=within(1, 4096),
         help="Tokens of one drafter pass, the root included: the tree is at most one less deep. "
         "[dim]Default: the DFlash checkpoint's own; 8 for ngram.[/dim]",
+    ),
+]
+Device = Annotated[
+    str, typer.Option(help="Where the models run: [bold]cpu[/bold], [bold]cuda[/bold], cuda:1.")
+]
+Attention = Annotated[
+    str,
+    typer.Option(
+        callback=one_of("auto", "dense", "paged"),
+        help="How the target verifies: [bold]dense[/bold] (Transformers' own attention under a dense "
+        "mask), [bold]paged[/bold] (the kernels of ddtree.impl on a paged KV pool), "
+        "[bold]auto[/bold]: paged on a CUDA device, dense elsewhere.",
     ),
 ]
 Seed = Annotated[int, typer.Option(callback=within(0, 2**63 - 1), help="Seed of what is random.")]

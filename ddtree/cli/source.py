@@ -141,8 +141,8 @@ def recorded_call(
     """The ``wanted``-th verify call (from 1) of a greedy generation; leaves if there are fewer."""
     from ddtree.decoding.generate import generate
 
-    recorder = Recorder(pair.target, wanted)
-    room = pair.target.max_context - prompt_ids.numel() - q_len_of(budget)
+    recorder = Recorder(pair.plain, wanted)
+    room = pair.plain.max_context - prompt_ids.numel() - q_len_of(budget)
     with suppress(_Recorded):
         generation = generate(
             recorder,

@@ -71,13 +71,13 @@ class Story:
         self.say: Callable[[str], None] = lambda _: None
         """Told each run of a part before it begins."""
         self.prompt_ids = pair.encode(PROMPT, chat=False)
-        pair.target.reset()
-        self.prompt_logits = pair.target.prefill(self.prompt_ids)
+        pair.plain.reset()
+        self.prompt_logits = pair.plain.prefill(self.prompt_ids)
 
     def expected(self) -> Choices:
         """The right text: the target's own decoding, one token a pass."""
         return autoregressive(
-            self.pair.target,
+            self.pair.plain,
             self.prompt_ids,
             max_new_tokens=self.max_new_tokens,
             stop_ids=self.pair.stop_ids,
@@ -87,7 +87,7 @@ class Story:
     def equality(self, expected: Choices) -> tuple[Part, Generation]:
         """(a) Draft trees give the same text in fewer passes."""
         found = self._decode(BUDGET, TOPKS[-1])
-        compared = compare(found, expected, self.pair.target.dtype)
+        compared = compare(found, expected, self.pair.plain.dtype)
         plain_passes = len(expected.token_ids) - 1  # the first token comes with the prompt
         same = compared.equal or compared.is_tie
         outcomes = (
@@ -109,7 +109,7 @@ class Story:
         for path, topk in product(PATHS, TOPKS):
             self.say(f"{path}, budget {BUDGET}, topk {topk}")
             found = self._decode(BUDGET, topk, bug=True, path=path)
-            compared = compare(found, expected, self.pair.target.dtype)
+            compared = compare(found, expected, self.pair.plain.dtype)
             outcomes.append(
                 Outcome(
                     not compared.equal and not compared.is_tie,
@@ -159,7 +159,7 @@ class Story:
         one = found.rounds[best]
         before = sum(len(earlier.new_token_ids) for earlier in found.rounds[:best])
         prefix_lens = torch.tensor([self.prompt_ids.numel() + before])
-        layout = plan_verify(one.tree, prefix_lens, self.pair.target.slot_table)
+        layout = plan_verify(one.tree, prefix_lens, self.pair.plain.slot_table)
         mask = tree_mask(one.tree, layout, "flat")
         view = view_of(layout, mask, one.tree, one.acceptance, 0, self.pair.token_text)
         ok = bool(branching) and one.num_accepted > 1
@@ -179,7 +179,7 @@ class Story:
             found = self._decode(budget, TOPKS[-1], bug=bug, path=path, checked=True)
         except InvariantViolation as violation:
             return Outcome(False, name, violation=violation)
-        compared = compare(found, expected, self.pair.target.dtype)
+        compared = compare(found, expected, self.pair.plain.dtype)
         same = compared.equal or compared.is_tie
         return Outcome(same, name, self._text(found), len(found.rounds), compared)
 
@@ -193,7 +193,7 @@ class Story:
         checked: bool = False,
         seen: list[int] | None = None,
     ) -> Generation:
-        target, q_len = self.pair.target, q_len_of(budget)
+        target, q_len = self.pair.plain, q_len_of(budget)
         context = self.prompt_ids.numel() + self.max_new_tokens + q_len
         with debug() if checked else nullcontext():
             return generate(

@@ -120,14 +120,13 @@ def _attention(
         The output ``[1, T, q_heads, head_dim]``, and the weights where ``eager`` gives them.
     """
     if ddtree is None:
-        asked = {"softcap": softcap, "sliding_window": sliding_window, "s_aux": s_aux}
-        asked = {name: content for name, content in asked.items() if content is not None}
-        return _plain(module, query, key, value, attention_mask, scaling, {**asked, **others})
+        given = {"softcap": softcap, "sliding_window": sliding_window, "s_aux": s_aux}
+        others |= {name: content for name, content in given.items() if content is not None}
+        return _plain(module, query, key, value, attention_mask, scaling, others)
     assert attention_mask is not None, "4-D masks are handed on"
-    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    out = ddtree.attend(
-        module, *rows, attention_mask[0, 0], Asked(scaling, softcap, sliding_window, s_aux)
-    )
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    asked = Asked(scaling, softcap, sliding_window, s_aux)
+    out = ddtree.attend(module, query, key, value, attention_mask[0, 0], asked)
     return out[None], None
 
 

@@ -48,7 +48,7 @@ class _Probe:
             getattr(module, "is_causal", True),
             f"layer {layer} ({name}) is not causal: it looks at rows after its own",
         )
-        self.layers[layer] = Layer(name, *key.shape[1:], value.shape[2], asked.window)
+        self.layers[layer] = Layer(name, key.shape[1], key.shape[2], value.shape[2], asked.window)
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 

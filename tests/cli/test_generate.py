@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from tests.cli.conftest import Run
 from tests.decoding.test_dflash import CONFIG
+from tests.decoding.tiny import tiny_model
 
 PROMPT = "a b c d a b c d a b"
 
@@ -213,3 +215,36 @@ def test_debug_stops_the_founding_bug(
     assert "error: mask_len is broken in request 0" in result.stderr
     assert "width 8; this call's q_len is 17" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model's tokenizer with a Llama whose heads are as wide as the kernels serve."""
+    folder = tmp_path_factory.mktemp("wide-llama")
+    tiny_model("llama-64", torch.float32).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(tiny_folder / name, folder / name)
+    return folder
+
+
+def test_the_paged_attention_gives_the_dense_text(run: Run, wide_folder: Path) -> None:
+    """Verified by the kernels, compared with plain decoding, and equal to what dense gives."""
+    args = ("generate", PROMPT, "--target", wide_folder, "--max-new-tokens", 8, "--budget", 5)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    paged = json.loads(run(*args, "--attention", "paged", "--device", device, "--json").stdout)
+    dense = json.loads(run(*args, "--json").stdout)
+    assert paged["compared"]["equal"] is True
+    assert paged["token_ids"] == dense["token_ids"]
+    assert 0 < paged["verify_passes"] < 7
+
+
+def test_what_the_paged_attention_cannot_serve_is_refused(run: Run, tiny_folder: Path) -> None:
+    """Too narrow heads, an unknown word and an unknown device: exit code 2, with the reason."""
+    for options, reason in {
+        ("--attention", "paged"): "layer 0 (LlamaAttention) has a head_dim of 8",
+        ("--attention", "flash"): "'flash' is not one of auto, dense, paged",
+        ("--device", "toaster"): "--device 'toaster'",
+    }.items():
+        result = run("generate", PROMPT, "--target", tiny_folder, *options)
+        assert result.exit_code == 2
+        assert reason in result.stderr
