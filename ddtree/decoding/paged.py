@@ -19,6 +19,7 @@ from ddtree.spec.contracts import (
     TreeMask,
     VerifyLayout,
 )
+from ddtree.spec.dtypes import FP8
 from ddtree.spec.errors import require, require_int
 from ddtree.spec.mask import Form
 
@@ -41,6 +42,7 @@ class PagedTarget:
         max_context: int | None = None,
         page_size: int = 1,
         num_pages: int | None = None,
+        kv_dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         prefill_chunk: int = 512,
         feature_layer_ids: tuple[int, ...] = (),
@@ -56,6 +58,8 @@ class PagedTarget:
                 model's configuration allows.
             page_size: slots of a page. 1: a commit moves no KV.
             num_pages: pages of the pool; None: enough for ``max_batch`` full requests.
+            kv_dtype: of the pools: the model's own (None) or ``float8_e4m3fn``, which takes half the bytes
+                of bf16 and rounds what later rounds read.
             device: moves the model; None: where it is.
             prefill_chunk: most prompt tokens of one forward.
             feature_layer_ids: layers whose output hidden states a pass leaves in ``row_features``.
@@ -88,11 +92,16 @@ class PagedTarget:
         self._free_pages = list(range(num_pages))
         self._pages: list[list[int]] = [[] for _ in range(max_batch)]
         self._pad_slot = num_pages * page_size  # the last slot takes what nobody reads
+        kv_dtype = self.dtype if kv_dtype is None else kv_dtype
+        require(
+            kv_dtype in {self.dtype, *FP8},
+            f"kv_dtype is {kv_dtype}; pools hold {self.dtype}, as the model, or float8_e4m3fn",
+        )
         shape = (self._pad_slot + 1, self.layers[0].kv_heads, self.layers[0].head_dim)
 
         def pools() -> tuple[Tensor, ...]:
             return tuple(
-                torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers
+                torch.zeros(shape, dtype=kv_dtype, device=self.device) for _ in self.layers
             )
 
         table = torch.full((max_batch, self.max_context), -1, device=self.device)
@@ -110,7 +119,7 @@ class PagedTarget:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the model's weights and of the pools."""
+        """Dtype of the model's weights."""
         dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
         return dtype
 

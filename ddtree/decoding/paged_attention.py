@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ddtree.impl import verify_attention
 from ddtree.spec.contracts import BitMask, PagedKV, VerifyLayout
+from ddtree.spec.dtypes import FP8
 from ddtree.spec.errors import require
 
 NAME = "ddtree"
@@ -74,9 +75,18 @@ class VerifyPass:
             query, key, value, key_pool, value_pool, self.layout, BitMask(words),
             scale=asked.scale, softcap=asked.softcap, sinks=asked.sinks, window=asked.window,
         )  # fmt: skip
-        key_pool.index_copy_(0, self.slots, key)
-        value_pool.index_copy_(0, self.slots, value)
+        _write(key_pool, self.slots, key)
+        _write(value_pool, self.slots, value)
         return out
+
+
+def _write(pool: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Write rows to their slots, rounded to the pool's dtype."""
+    if pool.dtype in FP8:
+        most = torch.finfo(pool.dtype).max  # what lies beyond would become NaN
+        rows = rows.clamp(-most, most).to(pool.dtype).view(torch.uint8)
+        pool = pool.view(torch.uint8)  # which index_copy_ can move
+    pool.index_copy_(0, slots, rows)
 
 
 def register() -> None:

@@ -14,6 +14,7 @@ from ddtree.decoding.paged import PagedRequest, PagedTarget
 from ddtree.decoding.paged_attention import register
 from ddtree.spec import Budget, InputError, Round, Sampling
 from tests.decoding.tiny import COMMON, PAGED, VOCAB, WIDE, prompt, tiny_model
+from tests.impl.cases import DEVICE
 
 KINDS = list(PAGED)
 HORIZON = 4
@@ -22,7 +23,12 @@ CONTEXT = 80
 
 def close(found: Tensor, expected: Tensor) -> bool:
     """Logits here are about 10, weights large, and float32 sums come in another order."""
-    return torch.allclose(found, expected, atol=1e-3, rtol=0)
+    return torch.allclose(found.cpu(), expected.cpu(), atol=1e-3, rtol=0)
+
+
+def on_device(kind: str) -> Any:
+    """A small model in float32 where the kernels run."""
+    return tiny_model(kind, torch.float32).to(DEVICE)
 
 
 class Plain:
@@ -51,9 +57,7 @@ class Batch:
 
     def __init__(self, kind: str, prefixes: dict[int, int], **options: Any) -> None:
         self.plain = Plain(kind)
-        self.target = PagedTarget(
-            tiny_model(kind, torch.float32), max_context=CONTEXT, prefill_chunk=8, **options
-        )
+        self.target = PagedTarget(on_device(kind), max_context=CONTEXT, prefill_chunk=8, **options)
         self.texts: dict[int, list[int]] = {}
         self.generator = torch.Generator().manual_seed(5)
         for request, length in prefixes.items():
@@ -85,7 +89,7 @@ class Batch:
 
     def round(self, budget: int, *, ragged: bool = False, buffers: Any = None) -> Round:
         """Run a round; every real node's logits and every text's new tokens are plain decoding's."""
-        drafts, roots = self.draft()
+        drafts, roots = (tensor.to(DEVICE) for tensor in self.draft())
         recorder = Recorder(self.target)
         found = impl.verify_round(
             drafts, roots, self.target.prefix_lens, recorder, Budget(budget),
@@ -158,19 +162,38 @@ def test_requests_come_and_go() -> None:
 def test_fixed_buffers() -> None:
     """A round through larger fixed buffers, flat mask included, changes nothing."""
     batch = Batch("llama-64", {0: 4, 1: 9}, max_batch=2)
-    batch.round(4, buffers=impl.VerifyBuffers(3, 8, CONTEXT))
+    batch.round(4, buffers=impl.VerifyBuffers(3, 8, CONTEXT, device=DEVICE))
+
+
+def test_an_fp8_pool_rounds_the_prefix_alone() -> None:
+    """Logits of a tree move by the rounding of e4m3 (3 bits), and by something."""
+    model = on_device("llama-64")
+    logits = []
+    for kv_dtype in (None, torch.float8_e4m3fn):
+        target = PagedTarget(model, kv_dtype=kv_dtype, page_size=4)
+        target.prefill(0, prompt(5))
+        drafts = torch.zeros(1, HORIZON, VOCAB, device=DEVICE).log_softmax(-1)
+        recorder = Recorder(target)
+        roots = torch.tensor([3], device=DEVICE)
+        impl.verify_round(drafts, roots, target.prefix_lens, recorder, Budget(2))
+        logits.append(recorder.logits)
+    error = float((logits[0] - logits[1]).norm() / logits[0].norm())
+    assert 1e-4 < error < 0.2
+    with pytest.raises(InputError, match=r"kv_dtype is torch.float16; pools hold torch.float32"):
+        PagedTarget(model, kv_dtype=torch.float16)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 16, 33])
 def test_logits_equal_the_dense_target(budget: int) -> None:
     """Beside Transformers' own attention under the dense mask, for small and large trees."""
-    model = tiny_model("llama-64", torch.float32)
-    draft = torch.randn(1, HORIZON, VOCAB, generator=torch.Generator()).log_softmax(-1)
+    model = on_device("llama-64")
+    draft = torch.randn(1, HORIZON, VOCAB, generator=torch.Generator()).log_softmax(-1).to(DEVICE)
     logits = []
     for target in (HFTarget(model, max_context=60), PagedRequest(PagedTarget(model))):
         target.prefill(prompt(9))
-        tree = impl.build_tree(draft, torch.tensor([3]), Budget(budget))
-        layout = impl.plan_verify(tree, torch.tensor([9]), target.slot_table)
+        tree = impl.build_tree(draft, torch.tensor([3], device=DEVICE), Budget(budget))
+        prefix = torch.tensor([9], device=DEVICE)
+        layout = impl.plan_verify(tree, prefix, target.slot_table)
         mask: Any = impl.tree_mask(tree, layout, "flat")
         logits.append(target.forward(tree, layout, mask)[: int(tree.num_nodes[0])])
     assert len(logits[0]) == budget + 1
@@ -181,7 +204,7 @@ def test_logits_equal_the_dense_target(budget: int) -> None:
 def test_generate_gives_the_text_of_plain_decoding(kind: str) -> None:
     """One request through ``generate``, to the last entry of its context."""
     plain, ids = Plain(kind), prompt(9)
-    request = PagedRequest(PagedTarget(tiny_model(kind, torch.float32), max_context=30))
+    request = PagedRequest(PagedTarget(on_device(kind), max_context=30))
     found = generate(request, NGramDrafter(VOCAB, 6), ids, budget=6, max_new_tokens=21)
     assert list(found.token_ids) == plain.greedy(ids.tolist(), 21)
     assert len(found.rounds) < 20
@@ -191,7 +214,7 @@ def test_generate_gives_the_text_of_plain_decoding(kind: str) -> None:
 
 def test_samples_are_those_of_plain_decoding() -> None:
     """With one seed, draft trees and one token at a time sample the same text."""
-    model = tiny_model("llama-64", torch.float32)
+    model = on_device("llama-64")
     request = PagedRequest(PagedTarget(model, max_context=40))
     options: dict[str, Any] = {"max_new_tokens": 8, "sampling": Sampling(0.9, 9, 0.9, seed=4)}
     found = generate(request, NGramDrafter(VOCAB, 6), prompt(9), budget=4, **options)
@@ -200,7 +223,7 @@ def test_samples_are_those_of_plain_decoding() -> None:
 
 def test_features_equal_the_dense_target_s() -> None:
     """Hidden states of committed entries, prompt in chunks included, come once and in order."""
-    model = tiny_model("llama-64", torch.float32)
+    model = on_device("llama-64")
     features = []
     for target in (HFTarget(model), PagedRequest(PagedTarget(model, prefill_chunk=4))):
         target.reset((0, 1))
@@ -228,10 +251,10 @@ class FeatureReader(NGramDrafter):
 @pytest.mark.parametrize("kind", ["llama-64", "gemma2-softcap", "gpt-oss-sinks"])
 def test_outside_a_pass_the_model_attends_as_before(kind: str) -> None:
     """A whole text, and one token after a cache, have the logits of Transformers' own attention."""
-    model = tiny_model(kind, torch.float32)
+    model = on_device(kind)
     PagedTarget(model)
     assert model.config._attn_implementation == "ddtree"
-    text = prompt(12)
+    text = prompt(12).to(DEVICE)
     expected = Plain(kind).logits(text.tolist())
     with torch.no_grad():
         whole = model(input_ids=text[None], use_cache=True)
@@ -327,7 +350,7 @@ def test_a_model_that_drops_the_keyword_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(layer, "forward", forward)
     with pytest.raises(InputError, match="LlamaAttention does not hand the keyword 'ddtree'"):
-        PagedTarget(tiny_model("llama-64", torch.float32))
+        PagedTarget(on_device("llama-64"))
 
 
 def test_pages_are_counted() -> None:
