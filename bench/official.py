@@ -140,6 +140,7 @@ class Official:
             held.keys, held.values = self.keys[layer].clone(), self.values[layer].clone()
         torch.cuda.synchronize()
 
+    @torch.inference_mode()  # as there
     def round(self, draft: Draft, posterior: Callable[[Any], Tensor]) -> dict[str, Any]:
         """Every step but the model's; seconds of each, and what came out."""
         module, device = self.module, self.keys.device
