@@ -61,14 +61,18 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     half = _half_configured(found, sizes)
     if call.max_q_len in half and call.max_q_len not in sizes.q_lens:
         return half[call.max_q_len]
-    causes = (
-        width,
-        *half.values(),
-        *_columns(found, sizes),
-        _cumulated(found, sizes),
-        _other_prefix(call, sizes),
-    )
-    return "; or: ".join(cause for cause in causes if cause)
+    causes = [
+        cause
+        for cause in (
+            width,
+            *half.values(),
+            *_columns(found, sizes),
+            _cumulated(found, sizes),
+            _other_prefix(call, sizes),
+        )
+        if cause
+    ]
+    return "; or: ".join(causes) if causes else _unknown_prefix(call, sizes)
 
 
 def _half_configured(found: list[int], sizes: Sizes) -> dict[int, str]:
@@ -144,6 +148,18 @@ def _other_prefix(call: Call, sizes: Sizes) -> str:
     sources = {"kv_indptr's": diffs(call.kv_indptr, sizes.batch), "the roots' positions": rooted}
     told = [name for name, lens in sources.items() if lens == prefixes]
     return f"{fit}{prefixes} are {' and '.join(told)}" if told else ""
+
+
+def _unknown_prefix(call: Call, sizes: Sizes) -> str:
+    """Right widths over prefixes that no other field knows: one request alone may fit by chance."""
+    q_lens, prefix_lens = sizes.q_lens or [], sizes.prefix_lens or []
+    prefixes = prefixes_of_segments(call, q_lens)
+    if prefixes is None or not width_attested(call, sizes):
+        return ""
+    moved = [q for q, a, b in zip(q_lens, prefixes, prefix_lens, strict=True) if a != b]
+    if len(moved) < 2 or min(moved) < 2:
+        return ""
+    return f"the segments fit prefix lengths {prefixes}; this call's are {prefix_lens}"
 
 
 def indptr_wrapped(indptr: Tensor, b: int, end: int | None) -> str:

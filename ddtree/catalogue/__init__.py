@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ddtree.catalogue.attention import ATTENTION_ROWS
 from ddtree.catalogue.entry import (
     CallFault,
     Measured,
@@ -16,9 +17,13 @@ from ddtree.catalogue.entry import (
     named,
     shapes,
 )
+from ddtree.catalogue.masks import MASKS
+from ddtree.catalogue.positions import POSITIONS
+from ddtree.catalogue.slots import SLOTS
 from ddtree.catalogue.widths import WIDTHS
 
-CATALOGUE: tuple[Row, ...] = tuple(sorted(WIDTHS, key=lambda row: row.number))
+_ROWS = (*WIDTHS, *POSITIONS, *ATTENTION_ROWS, *MASKS, *SLOTS)
+CATALOGUE: tuple[Row, ...] = tuple(sorted(_ROWS, key=lambda row: row.number))
 """By number."""
 
 

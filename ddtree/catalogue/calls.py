@@ -233,3 +233,11 @@ def width(
         return replace(call, **{name: wrong[name] for name in fields})
 
     return spoiled
+
+
+def causal(call: Call) -> Call:
+    """The flat mask of one request of a call made causal by row."""
+    rows = int(field(call, "qo_indptr")[-1])
+    prefix_len = int(field(call, "kv_indptr")[-1])
+    seen = torch.ones(rows, index.kv_len(prefix_len, rows)).tril(prefix_len).bool()
+    return replace(call, custom_mask=seen.flatten())

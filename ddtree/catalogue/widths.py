@@ -52,8 +52,8 @@ ROW_1 = Row(
     "mask and row offsets made from the configured block size",
     "a width from another source than the call",
     "The backend kept one width from its configuration, the block size 8. A tree of budget 16 is verified "
-    "with 17 rows a request, so every mask offset came out short: rows read other rows' bits and attended to "
-    "KV that nobody wrote. Budget 7 needs just 8 rows, and there nothing showed.",
+    "with 17 rows a request, so every mask offset came out short: rows read other rows' bits and attended "
+    "to KV that nobody wrote. Budget 7 needs just 8 rows, and there nothing showed.",
     (
         CallFault(
             "all three fields from width 8, one request",
@@ -142,8 +142,8 @@ ROW_3 = Row(
     "SGLang issue 6309",
     "a mask for the real requests under a graph of more",
     "a batch counted in two ways: as it is, and as it was padded",
-    "A graph for four requests replays a batch of three. The fourth is given 26 rows over a prefix of 1, the "
-    "mask only the three real segments: the last 26 rows read past its end.",
+    "A graph for four requests replays a batch of three. The fourth is given 26 rows over a prefix of 1, "
+    "the mask only the three real segments: the last 26 rows read past its end.",
     (
         CallFault(
             "26 rows, 3 requests in a graph of 4: 702 entries short",
@@ -224,8 +224,8 @@ ROW_10 = Row(
     "SGLang issue 27473",
     "the largest q_len forced to the configured width",
     "a launch sized by a number that is not the call's",
-    "The offsets were right and the grid was not: rows from the configured width on were never computed and "
-    "kept whatever the output buffer held.",
+    "The offsets were right and the grid was not: rows from the configured width on were never computed "
+    "and kept whatever the output buffer held.",
     (
         CallFault(
             "17 rows, a launch for 8",
@@ -375,8 +375,8 @@ ROW_25 = Row(
     "FlashInfer issue 1005",
     "a mask bit read past the end",
     "an address that nothing holds to its buffer",
-    "The bit's index was computed from the row and column at hand and never held to the length of the mask, "
-    "so padded rows read whatever lay behind it.",
+    "The bit's index was computed from the row and column at hand and never held to the length of the "
+    "mask, so padded rows read whatever lay behind it.",
     (
         CallFault(
             "the last byte is missing",

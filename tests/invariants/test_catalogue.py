@@ -3,7 +3,7 @@
 import pytest
 from torch import Tensor
 
-from ddtree.catalogue import CATALOGUE, CallFault, Pair, named, pairs
+from ddtree.catalogue import CATALOGUE, CallFault, Pair, PropertyFault, named, pairs
 from ddtree.invariants import violations
 
 PAIRS = dict(pairs())
@@ -38,3 +38,20 @@ def test_the_sound_call_holds_the_right_numbers(fault: CallFault) -> None:
     broken = fault.spoil(sound)
     for names in fault.also:
         assert named(broken, names) is not None, "\n".join(map(str, violations(broken)))
+
+
+PROPERTIES = {
+    f"{row.number}: {member.what}": member
+    for row in CATALOGUE
+    for member in row.members
+    if isinstance(member, PropertyFault)
+}
+
+
+@pytest.mark.parametrize("fault", PROPERTIES.values(), ids=PROPERTIES)
+def test_a_mutant_breaks_its_property(fault: PropertyFault) -> None:
+    """On its smallest case the mutant yields the wrong number that the row says, the sound twin the right."""
+    case = fault.case()
+    assert fault.property.measure(fault.sound, case) == (fault.expected, fault.expected)
+    assert fault.property.measure(fault.mutant, case) == (fault.expected, fault.found)
+    assert fault.expected != fault.found

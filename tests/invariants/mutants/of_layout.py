@@ -336,6 +336,7 @@ LAYOUT = [
         0,
         374,
         459,
+        "the segments fit prefix lengths [10, 14]; this call's are [5, 3]",
     ),
     Mutant(
         "mask_len",
