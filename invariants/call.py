@@ -54,6 +54,8 @@ class Call:
     byte_indptr: Tensor | None = _tensor("index", 1, "`[B+1]` byte segments of `packed`")
     bias: Tensor | None = _tensor("float", 4, "`[B, 1, Q, K]` dense additive form")
     words: Tensor | None = _tensor("index", 2, "`[T, W]` ancestor bits, tree columns only")
+    # draft
+    draft_log_probs: Tensor | None = _tensor("float", 3, "`[B, H, vocab]` of the drafter")
     # tree
     token_ids: Tensor | None = _tensor("index", 2, "`[B, Q]` token of each node")
     parents: Tensor | None = _tensor("index", 2, "`[B, Q]` row of each node's parent")
@@ -123,9 +125,14 @@ class Call:
         return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
 
     def on_cpu(self) -> "Call":
-        """The same call with every tensor on the CPU: one copy, so that checks never wait twice."""
+        """The same call with its tensors on the CPU: one copy, so that checks never wait twice.
+
+        The drafter's log-probs alone stay where they are: they are larger than all else together.
+        """
         moved: dict[str, Any] = {
-            n: v.detach().cpu() for n, v in self.known().items() if isinstance(v, Tensor)
+            n: v.detach().cpu()
+            for n, v in self.known().items()
+            if isinstance(v, Tensor) and n != "draft_log_probs"
         }
         return replace(self, **moved)
 

@@ -208,6 +208,7 @@ _PARTS = (
     PagedKV,
 )
 _BY_NAME = (
+    "draft_log_probs",
     "root_token_ids",
     "prefix_lens",
     "slot_table",

@@ -74,7 +74,8 @@ def batch_counts(call: Call) -> dict[str, int]:
     """Requests that each field speaks of, those with room for more apart."""
     per_request = (
         "num_nodes", "token_ids", "parents", "depths", "scores", "q_lens", "prefix_lens",
-        "root_token_ids", "nodes", "num_accepted", "bonus", "committed_lens", "src", "dst", "emitted",
+        "draft_log_probs", "root_token_ids", "nodes", "num_accepted", "bonus", "committed_lens", "src",
+        "dst", "emitted",
     )  # fmt: skip
     known = call.known()
     counts = {name: int(known[name].shape[0]) for name in per_request if name in known}

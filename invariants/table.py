@@ -3,13 +3,24 @@
 from ddtree.invariants.acceptance import ACCEPTANCE
 from ddtree.invariants.buffers import BUFFERS
 from ddtree.invariants.commit import COMMIT
+from ddtree.invariants.draft import DRAFT, DRAFTED_TREE
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.layout import LAYOUT
 from ddtree.invariants.mask import MASK
 from ddtree.invariants.tree import TREE
 from ddtree.invariants.whole import WHOLE
 
-TABLE: tuple[Invariant, ...] = (*WHOLE, *TREE, *LAYOUT, *MASK, *BUFFERS, *ACCEPTANCE, *COMMIT)
+TABLE: tuple[Invariant, ...] = (
+    *WHOLE,
+    *DRAFT,
+    *TREE,
+    *DRAFTED_TREE,
+    *LAYOUT,
+    *MASK,
+    *BUFFERS,
+    *ACCEPTANCE,
+    *COMMIT,
+)
 """In the order in which they are checked: a cause stands before what follows from it."""
 
 

@@ -33,9 +33,14 @@ def trees(
     batch: int, budget: int, topk: int | None = None, horizon: int = 7, seed: int = 0
 ) -> DraftTree:
     """Trees of random drafts; the roots are tokens 1, 2, ..."""
+    roots = torch.arange(1, batch + 1)
+    return build_tree(drafts(batch, horizon, seed), roots, Budget(budget), topk)
+
+
+def drafts(batch: int, horizon: int = 7, seed: int = 0) -> Tensor:
+    """``[batch, horizon, VOCAB]`` random log-probs."""
     generator = torch.Generator().manual_seed(seed)
-    log_probs = torch.randn(batch, horizon, VOCAB, generator=generator).log_softmax(-1)
-    return build_tree(log_probs, torch.arange(1, batch + 1), Budget(budget), topk)
+    return torch.randn(batch, horizon, VOCAB, generator=generator).log_softmax(-1)
 
 
 def tables(batch: int, context: int, seed: int = 0) -> Tensor:
@@ -86,6 +91,7 @@ def whole_round(
         tree_mask(tree, layout, "bits"),
         acceptance,
         commit,
+        draft_log_probs=drafts(batch, horizon),
         input_ids=tree.token_ids.flatten(),
         root_token_ids=torch.arange(1, batch + 1),
         q_lens=torch.full((batch,), budget + 1),

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -315,7 +316,19 @@ def test_commit_is_compared_with_the_table_before() -> None:
 def test_bad_input_is_still_bad_input() -> None:
     """What a function itself refuses is refused as without debug mode."""
     with debug(), pytest.raises(InputError):
-        build_tree(torch.full((1, 2, 3), float("nan")), torch.tensor([1]), Budget(3))
+        build_tree(torch.full((1, 2, 3), -1.0), torch.tensor([1]), Budget(-1))
+
+
+@pytest.mark.parametrize("part", ["spec", "impl"])
+@pytest.mark.parametrize("value", [float("nan"), 0.5])
+def test_a_draft_of_no_log_probs_is_named(part: str, value: float) -> None:
+    """NaN and positive log-probs are named before a tree is built of them, here and by the kernels."""
+    log_probs = torch.full((1, 2, 3), -1.0)
+    log_probs[0, 1, 2] = value
+    with debug(), pytest.raises(InvariantViolation, match="on entry to build_tree") as caught:
+        import_module(f"ddtree.{part}").build_tree(log_probs, torch.tensor([1]), Budget(3))
+    assert caught.value.invariant == "log_probs"
+    assert str(caught.value.found) == str(value)
 
 
 def test_every_form_of_mask_passes() -> None:

@@ -45,6 +45,9 @@ def _without_root() -> Call:
     )
 
 
+_BEST = int(field(whole_round(), "token_ids")[0, 1])
+
+
 # The whole round: prefixes [5, 3], budget 16, 13 nodes in 17 rows each, accepted rows scattered.
 TREE = [
     Mutant("num_nodes", "a tree without its root", spoil("num_nodes", 1, 0), 1, "1 to 17", 0),
@@ -148,5 +151,43 @@ TREE = [
         0,
         -1,
         0,
+    ),
+    Mutant(
+        "log_probs",
+        "NaN in a drafter's log-probs",
+        spoil("draft_log_probs", (1, 0, 3), float("nan")),
+        1,
+        "at most 0",
+        "nan",
+    ),
+    Mutant(
+        "log_probs",
+        "logits where log-probs belong",
+        spoil("draft_log_probs", (0, 1, 3), 0.5),
+        0,
+        "at most 0",
+        0.5,
+    ),
+    Mutant(
+        "path_score",
+        "a score without the log-prob of its own depth",
+        spoil("scores", (0, 1), -0.125),
+        0,
+        None,
+        -0.125,
+    ),
+    Mutant(
+        "path_score",
+        "a score in float32 that is off by more than its rounding",
+        change(lambda c: {"scores": field(c, "scores").float() * 1.001}),
+        0,
+    ),
+    Mutant(
+        "best_candidates",
+        "a draft whose best token has become another",
+        spoil("draft_log_probs", (0, 0, _BEST), -9.0),
+        0,
+        None,
+        f"token {_BEST}",
     ),
 ]
