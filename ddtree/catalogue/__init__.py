@@ -19,11 +19,13 @@ from ddtree.catalogue.entry import (
 )
 from ddtree.catalogue.masks import MASKS
 from ddtree.catalogue.positions import POSITIONS
+from ddtree.catalogue.sampling import SAMPLING
 from ddtree.catalogue.slots import SLOTS
+from ddtree.catalogue.text import TEXTS
 from ddtree.catalogue.trees import TREES
 from ddtree.catalogue.widths import WIDTHS
 
-_ROWS = (*WIDTHS, *POSITIONS, *ATTENTION_ROWS, *MASKS, *SLOTS, *TREES)
+_ROWS = (*WIDTHS, *POSITIONS, *ATTENTION_ROWS, *MASKS, *SLOTS, *TREES, *SAMPLING, *TEXTS)
 CATALOGUE: tuple[Row, ...] = tuple(sorted(_ROWS, key=lambda row: row.number))
 """By number."""
 

@@ -92,7 +92,10 @@ def _inside(case: AttentionCase, own: slice, prefix_len: int, by: str, window: i
 def _rows_that_differ(implementation: object, case: AttentionCase) -> Measured:
     """Query rows whose output is not the reference's; the same random numbers for both."""
     generator = torch.Generator().manual_seed(0)
-    count, slots = case.layout.positions.numel(), int(case.layout.kv_indices.numel()) + 1
+    count, slots = (
+        case.layout.positions.numel(),
+        max(case.layout.kv_indices.tolist(), default=0) + 1,
+    )
     query, kv = torch.randn(2, count, 4, generator=generator, dtype=torch.float64)
     pool = torch.randn(slots, 4, generator=generator, dtype=torch.float64)
     right, _ = verify_attention(

@@ -139,7 +139,7 @@ ROW_19 = Row(
 
 def masks_of(choices: Sequence[Sequence[int]]) -> list[int]:
     """Depths of the nodes that these rank paths name, the root first; a parent is found by its path."""
-    depths = {(): 0}
+    depths: dict[tuple[int, ...], int] = {(): 0}
     for path in choices:
         depths[tuple(path)] = depths[tuple(path[:-1])] + 1
     return list(depths.values())
@@ -316,8 +316,8 @@ ROW_38 = Row(
     "SGLang pull request 27509",
     "a tree's size counted as its tokens that are not 0",
     "padding told by a value that real rows may hold",
-    "Unused rows hold token 0, and the rows that do not were counted. Token 0 is a token: a tree that drafts "
-    "it lost a node, and its last node with it.",
+    "Unused rows hold token 0, and the rows that do not were counted. Token 0 is a token: a tree that "
+    "drafts it lost a node, and its last node with it.",
     (
         CallFault(
             "five nodes, one of them token 0, counted as four",
