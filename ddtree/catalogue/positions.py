@@ -240,7 +240,7 @@ ROW_41 = Row(
                 lay_out(tree_of((-1, 0, 1, 1), (-1, 0, 1, 2)), [20, 11]),
                 prefix_lens=torch.tensor([20, 11]),
             ),
-            swap(kv_indptr=torch.tensor([0, 24, 45])),
+            swap(kv_indptr=torch.tensor([0, 24, 45], dtype=torch.int32)),
             Names("kv_indptr", 0, 20, 24),
             (Right("kv_indptr", 2, 31),),
         ),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ddtree.cli.catalogue import catalogue
 from ddtree.cli.check import check
 from ddtree.cli.demo import demo
 from ddtree.cli.dump import dump
@@ -90,7 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, demo, check, dump, show):
+for verb in (generate, demo, check, dump, show, catalogue):
     app.command()(verb)
 
 
@@ -115,6 +116,7 @@ def _root(
       ddtree demo                         the whole story on real text
       ddtree generate "Once upon a time"  text, tokens a round, equality
       ddtree check call.safetensors       is this verify call sound?
+      ddtree catalogue                    faults of real engines, each caught
     """
 
 

@@ -4,7 +4,8 @@ import pytest
 from torch import Tensor
 
 from ddtree.catalogue import CATALOGUE, CallFault, Pair, PropertyFault, named, pairs
-from ddtree.invariants import violations
+from ddtree.catalogue.run import met
+from ddtree.invariants import TABLE, violations
 
 PAIRS = dict(pairs())
 CALLS = {
@@ -55,3 +56,25 @@ def test_a_mutant_breaks_its_property(fault: PropertyFault) -> None:
     assert fault.property.measure(fault.sound, case) == (fault.expected, fault.expected)
     assert fault.property.measure(fault.mutant, case) == (fault.expected, fault.found)
     assert fault.expected != fault.found
+
+
+@pytest.mark.parametrize("fault", CALLS.values(), ids=CALLS)
+def test_debug_mode_passes_the_sound_call(fault: CallFault) -> None:
+    """No public function stops the sound call; the broken one is stopped by an invariant, if by anything."""
+    sound = fault.sound()
+    assert met(sound) is None
+    stopped = met(fault.spoil(sound))
+    assert stopped is None or stopped.by in {row.id for row in TABLE} | {"types"}
+
+
+def test_every_row_has_kin() -> None:
+    """Each row holds its fault and two more of its kind at least, all told apart by their words."""
+    assert len(CATALOGUE) == len({row.number for row in CATALOGUE}) == 34
+    for row in CATALOGUE:
+        assert len({member.what for member in row.members}) == len(row.members) >= 3, row.number
+
+
+def test_most_pairs_fit_one_memory() -> None:
+    """A replay can write most broken calls into the sound ones' tensors."""
+    captured = [pair for pair in PAIRS.values() if pair.path == "captured"]
+    assert sum(pair.same_shapes for pair in captured) >= 40

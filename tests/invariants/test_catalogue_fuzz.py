@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as hs
 
 from ddtree.catalogue import CATALOGUE, PropertyFault
@@ -119,6 +119,7 @@ def test_fuzzing_finds_the_mutant(fault: PropertyFault) -> None:
             max_examples=2000,
             derandomize=True,
             database=None,
+            phases=(Phase.generate,),  # the smallest case stands in the catalogue
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
