@@ -33,6 +33,7 @@ def check(
       layout  qo_indptr kv_indptr kv_indices mask_indptr max_q_len positions
               out_cache_loc input_ids
       mask    custom_mask, or packed byte_indptr, or bias, or words
+      draft   draft_log_probs
       tree    token_ids parents depths scores num_nodes root_token_ids
       call    batch_size q_lens prefix_lens num_rows budget horizon
               is_captured pad_slot
