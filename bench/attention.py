@@ -113,16 +113,17 @@ CHECK_SHAPES = [
 ]
 
 
-def check_one(dtype: torch.dtype, number: int) -> list[dict[str, Any]]:
+def check_one(dtype: torch.dtype, number: int, *, fp8: bool) -> list[dict[str, Any]]:
     """Compare one shape in one dtype with the reference, over the options (in a process of its own)."""
     shape = CHECK_SHAPES[number]
-    call = make_call(**asdict(shape), dtype=dtype, seed=number)
+    call = make_call(**asdict(shape), dtype=dtype, seed=number, fp8=fp8)
     rows = []
     for option in CHECK_OPTIONS:
         given = dict(option)
         if given.pop("sinks", False):
             given["sinks"] = torch.randn(shape.q_heads, device="cuda")
         expected, expected_lse = reference(call, **given, return_lse=True)
+        given |= call.scales
         torch.use_deterministic_algorithms(mode=True)  # torch.empty gives NaN
         found, found_lse = impl.verify_attention(
             *call.arguments, **call.scales, **given, return_lse=True
@@ -138,7 +139,7 @@ def check_one(dtype: torch.dtype, number: int) -> list[dict[str, Any]]:
         )
         rows.append(
             {
-                "dtype": str(dtype).removeprefix("torch."),
+                "dtype": str(dtype).removeprefix("torch.") + " fp8" * fp8,
                 "shape": asdict(shape),
                 "option": str(option),
                 "error": e,
@@ -153,18 +154,19 @@ def check_one(dtype: torch.dtype, number: int) -> list[dict[str, Any]]:
 def check(out: Path, limit: float) -> None:
     """Compare with the reference over shapes, dtypes and options; fail if any disagrees."""
     jobs = [
-        (dtype, number)
+        (dtype, number, fp8)
         for number, shape in enumerate(CHECK_SHAPES)
         for dtype in TOLERANCE
+        for fp8 in (False, True)
         if shape.spare_pages == 1 or dtype is torch.bfloat16
     ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(check_one, *job) for job in jobs]
+        futures = [pool.submit(check_one, dtype, n, fp8=fp8) for dtype, n, fp8 in jobs]
         for job in as_completed(futures, timeout=limit):
             rows += job.result()
             print(f"  {len(rows)} checked, {sum(not r['ok'] for r in rows)} disagree", flush=True)
-    for dtype in ("float32", "float16", "bfloat16"):
+    for dtype in sorted({row["dtype"] for row in rows}):
         mine = [r for r in rows if r["dtype"] == dtype]
         worst, worst_lse = (max(r[key] for r in mine) for key in ("error", "lse_error"))
         print(f"{dtype}: worst error {worst:.2e}, log-sum-exp {worst_lse:.2e}")

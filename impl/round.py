@@ -1,6 +1,6 @@
 """A whole round on the device, and the same round captured once in a CUDA graph."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -86,11 +86,13 @@ def verify_round(
     """
     tree = build_tree(draft_log_probs, root_token_ids, budget, topk)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
-    form: Form = "flat" if buffers is not None else getattr(target, "mask_form", "flat")
-    mask: Any = tree_mask(tree, layout, form)
+    mask: TreeMask
     if buffers is not None:
-        buffers.fill(tree, layout, mask)
+        buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
         layout, mask = buffers.layout, buffers.mask
+    else:
+        form: Form = getattr(target, "mask_form", "flat")
+        mask = tree_mask(tree, layout, form)
 
     logits = target.forward(tree, layout, mask)
 

@@ -16,6 +16,7 @@ from ddtree.spec.contracts import (
     DraftTree,
     FlatMask,
     Horizon,
+    TreeMask,
     VerifyLayout,
 )
 from ddtree.spec.dtypes import require_kind
@@ -53,7 +54,7 @@ class Round:
 
     tree: DraftTree
     layout: VerifyLayout
-    mask: FlatMask
+    mask: TreeMask
     acceptance: Acceptance
     commit: Commit
     token_ids: Int64[Tensor, "B H+1"]

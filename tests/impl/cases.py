@@ -42,6 +42,8 @@ class Case:
     uniforms: Tensor
     options: dict[str, Any]
     acceptance: Acceptance
+    attention: tuple[Tensor, ...]
+    """Query, key, value, key pool and value pool of one layer, and the pools' scales."""
 
     @property
     def horizon(self) -> Horizon:
@@ -115,7 +117,21 @@ def case(seed: int, kind: str, batch: int, horizon: int, vocab: int, budget: int
         log_probs, roots, Budget(budget), topk, prefix_lens, table, page_size, q_lens, tree, layout,
         target_ids, logits, torch.rand(rows, dtype=torch.float64, generator=g), options,
         spec.accept_greedy(tree, target_ids, layout, Horizon(horizon)),
+        attention_inputs(rows, int(table.max()) + 1, number(0, 1) == 1, g),
     )  # fmt: skip
+
+
+def attention_inputs(
+    rows: int, slots: int, fp8: bool, generator: torch.Generator
+) -> tuple[Tensor, ...]:
+    """Two KV heads, four query heads of 64 numbers; pools in float32 or fp8."""
+
+    def random(count: int, heads: int) -> Tensor:
+        return torch.randn(count, heads, 64, generator=generator)
+
+    pools = random(2 * slots, 2).mul(50).to(torch.float8_e4m3fn if fp8 else torch.float32)
+    scales = torch.rand(2, 2, generator=generator) / 50
+    return random(rows, 4), random(rows, 2), random(rows, 2), *pools.split(slots), *scales
 
 
 def moved(value: T, device: str) -> T:
@@ -193,6 +209,20 @@ def run_convert_mask(package: ModuleType, c: Case) -> Named:
     return found
 
 
+def run_verify_attention(package: ModuleType, c: Case) -> Named:
+    """Output and log-sum-exp with a mask of every form."""
+    *tensors, key_scale, value_scale = c.attention
+    found: Named = {}
+    for form in FORMS:
+        mask = spec.tree_mask(moved(c.tree, "cpu"), moved(c.layout, "cpu"), form)
+        output, lse = package.verify_attention(
+            *tensors, c.layout, moved(mask, str(c.tree.parents.device)),
+            key_scale=key_scale, value_scale=value_scale, return_lse=True,
+        )  # fmt: skip
+        found |= {f"output by {form}": output, f"log-sum-exp by {form}": lse}
+    return found
+
+
 def run_accept_greedy(package: ModuleType, c: Case) -> Named:
     """The accepted paths."""
     return named("acceptance", package.accept_greedy(c.tree, c.target_ids, c.layout, c.horizon))
@@ -221,10 +251,13 @@ FUNCTIONS: dict[str, Callable[[ModuleType, Case], Named]] = {
     "plan_verify": run_plan_verify,
     "tree_mask": run_tree_mask,
     "convert_mask": run_convert_mask,
+    "verify_attention": run_verify_attention,
     "accept_greedy": run_accept_greedy,
     "accept_sampled": run_accept_sampled,
     "commit_kv": run_commit_kv,
 }
+CLOSE = {"verify_attention": 2e-6}
+"""Largest difference, over 1 or the number expected, of functions that sum floats in their own order."""
 
 
 def differences(name: str, c: Case) -> list[str]:
@@ -235,15 +268,18 @@ def differences(name: str, c: Case) -> list[str]:
     lines = [f"{key} is missing" for key in expected.keys() - results.keys()]
     for key, value in expected.items():
         if key in results:
-            lines += _difference(key, results[key].cpu(), value)
+            lines += _difference(key, results[key].cpu(), value, CLOSE.get(name, 0.0))
     return lines
 
 
-def _difference(key: str, found: Tensor, expected: Tensor) -> list[str]:
+def _difference(key: str, found: Tensor, expected: Tensor, close: float) -> list[str]:
     """Say where two tensors differ, with coordinates."""
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return [
             f"{key}: {list(found.shape)} {found.dtype} for {list(expected.shape)} {expected.dtype}"
         ]
-    where = (found != expected).nonzero()[:3].tolist()
+    differ = found != expected
+    if close:
+        differ &= ~((found - expected).abs() <= close * expected.abs().clamp(min=1))
+    where = differ.nonzero()[:3].tolist()
     return [f"{key}{at}: {found[tuple(at)]} for {expected[tuple(at)]}" for at in where]

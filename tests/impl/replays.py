@@ -120,6 +120,8 @@ def same_round(found: spec.Round, expected: spec.Round, batch: int) -> None:
     same("out_cache_loc", layout.out_cache_loc[:rows], known.out_cache_loc)
     same("out_cache_loc tail", (layout.out_cache_loc[rows:] != -1).any(), torch.tensor(False))
     bits = int(known.mask_indptr[-1])
+    assert isinstance(found.mask, spec.FlatMask)
+    assert isinstance(expected.mask, spec.FlatMask)
     same("mask", found.mask.allowed[:bits], expected.mask.allowed)
     same("mask tail", found.mask.allowed[bits:].any(), torch.tensor(False))
     for field in ("nodes", "num_accepted", "bonus"):

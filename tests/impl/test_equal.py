@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from ddtree import impl, spec
-from tests.impl.cases import FUNCTIONS, KINDS, case, differences
+from tests.impl.cases import FORMS, FUNCTIONS, KINDS, case, differences
 
 SIZES = {  # batch, horizon, vocab, budget
     "one node": (1, 1, 1, 1),
@@ -38,7 +39,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("size", SIZES)
 def test_impl_equals_spec(name: str, size: str) -> None:
-    """Integers, masks, scores and moved KV are the reference's own."""
+    """Integers, masks, scores and moved KV are the reference's own; attention is within rounding."""
     seed = list(SIZES).index(size)
     kind = KINDS[seed % len(KINDS)]
     assert not differences(name, case(seed, kind, *SIZES[size]))
@@ -94,6 +95,18 @@ def test_a_difference_is_reported_with_its_coordinates(monkeypatch: pytest.Monke
     monkeypatch.setattr(impl, "accept_greedy", wrong)
     lines = differences("accept_greedy", c)
     assert [line.split(":")[0] for line in lines] == ["acceptance.bonus[0]", "acceptance.bonus[1]"]
+
+
+def test_a_small_difference_of_attention_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison within rounding can fail: scales that are taken for 1 % more are found."""
+    c = case(3, "normal", 2, 3, 9, 8)
+
+    def wrong(*args: Any, value_scale: torch.Tensor, **options: Any) -> Any:
+        return spec.verify_attention(*args, value_scale=value_scale * 1.01, **options)
+
+    monkeypatch.setattr(impl, "verify_attention", wrong)
+    lines = differences("verify_attention", c)
+    assert {line.split("[")[0] for line in lines} == {f"output by {form}" for form in FORMS}
 
 
 def test_memory_is_poisoned() -> None:

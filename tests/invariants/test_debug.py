@@ -9,12 +9,15 @@ import threading
 from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
 from importlib import import_module
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ddtree import impl, spec
 from ddtree.invariants import InvariantViolation, debug, is_on
 from ddtree.invariants.debug import wanted
 from ddtree.spec import (
@@ -232,6 +235,22 @@ def test_wrong_shape_names_the_argument() -> None:
     assert violation.detail == "prefix_lens of plan_verify"
     assert violation.found == "i64[2,1](torch)"
     assert "Int[Tensor, 'B']" in str(violation.expected)
+
+
+@pytest.mark.parametrize("package", [spec, impl])
+def test_fp8_pools_and_their_scales_are_typed(package: ModuleType) -> None:
+    """Pools of fp8 are float tensors; a scale of another number of heads, or in double, is named."""
+    _, layout, mask = verify([5, 3], 7)
+    rows = torch.ones(16, 2, 64)
+    pool = torch.ones(40, 2, 64).to(torch.float8_e4m3fn)
+    attend = partial(package.verify_attention, rows, rows, rows, pool, pool, layout, mask)
+    with debug():
+        attend(key_scale=torch.ones(2), value_scale=torch.tensor(0.5))
+        for wrong in (torch.ones(3), torch.ones(2, 1), torch.ones(2).double(), "1"):
+            with pytest.raises(InvariantViolation) as caught:
+                attend(value_scale=wrong)
+            assert caught.value.invariant == "types"
+            assert caught.value.detail == "value_scale of verify_attention"
 
 
 def test_wrong_dtype_names_the_argument() -> None:

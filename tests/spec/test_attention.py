@@ -10,8 +10,9 @@ from hypothesis import strategies as hs
 from torch import Tensor
 
 from ddtree.invariants import strategies as st
-from ddtree.spec.attention import verify_attention
+from ddtree.spec.attention import PoolScale, verify_attention
 from ddtree.spec.contracts import VerifyLayout
+from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import Form, tree_mask
 from tests import oracles
@@ -248,3 +249,77 @@ def test_a_nan_that_is_seen_is_not_hidden() -> None:
     output, _ = verify_attention(*inputs, call.layout, tree_mask(call.tree, call.layout))
     assert output[:4].isnan().all()
     assert not output[4:].isnan().any()
+
+
+@given(
+    st.verify_calls(max_q_len=9, max_prefix=7),
+    HEADS,
+    hs.sampled_from([torch.float8_e4m3fn, torch.float16, torch.float32]),
+    hs.sampled_from(["none", "number", "one", "heads"]),
+)
+@example(BRANCHING, (4, 2), torch.float8_e4m3fn, "heads")
+def test_a_pool_entry_is_the_number_stored_times_its_scale(
+    call: st.VerifyCall, heads: tuple[int, int], dtype: torch.dtype, kind: str
+) -> None:
+    """A scaled pool gives what plain attention gives on the multiplied entries and the tree's own rows."""
+    inputs = tensors(call.layout, call.slots.num_slots, *heads, head_dim=3)
+    key_pool, value_pool = (pool.mul(9).to(dtype) for pool in inputs[3:])
+    per_head = torch.linspace(0.05, 2.0, heads[1])
+    scales: dict[str, tuple[PoolScale, PoolScale]] = {
+        "none": (None, None),
+        "number": (0.25, 3),
+        "one": (torch.tensor(0.125), torch.tensor(0.0)),
+        "heads": (per_head, per_head.flip(0)),
+    }
+    key_scale, value_scale = scales[kind]
+    output, lse = verify_attention(
+        *inputs[:3],
+        key_pool,
+        value_pool,
+        call.layout,
+        tree_mask(call.tree, call.layout),
+        key_scale=key_scale,
+        value_scale=value_scale,
+        return_lse=True,
+        compute_dtype=torch.float64,
+    )
+
+    def entries(pool: Tensor, scale: PoolScale) -> Tensor:
+        factor = 1.0 if scale is None else scale
+        by_head = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
+        return pool.double() * by_head
+
+    plain = inputs._replace(
+        key_pool=entries(key_pool, key_scale), value_pool=entries(value_pool, value_scale)
+    )
+    expected, expected_lse = by_path(call, plain, 3**-0.5)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (-1.0, "key_scale is -1.0; the least is 0"),
+        (NAN, "key_scale is nan; expected a finite number"),
+        (torch.tensor([1.0, -2.0]), r"key_scale holds \[-2.0\]; expected finite numbers from 0 on"),
+        (torch.tensor(NAN), r"key_scale holds \[nan\]"),
+        (torch.ones(3), r"key_scale has shape \[3\]; expected \[2\]"),
+        (torch.ones(2, 1), r"key_scale has shape \[2, 1\]; expected \[2\]"),
+        (torch.ones(2).double(), "key_scale has dtype torch.float64; expected torch.float32"),
+    ],
+)
+def test_wrong_scales_are_refused(scale: PoolScale, message: str) -> None:
+    """A scale that is no factor, or of another number of heads, is refused with its numbers."""
+    inputs = tensors(BRANCHING.layout, 15, 4, 2, head_dim=3)
+    mask = tree_mask(BRANCHING.tree, BRANCHING.layout)
+    with pytest.raises(InputError, match=message):
+        verify_attention(*inputs, BRANCHING.layout, mask, key_scale=scale)
+
+
+def test_only_a_pool_may_hold_fp8() -> None:
+    """The tree's own keys are what the model has just computed: in fp8 they are refused."""
+    inputs = tensors(BRANCHING.layout, 15, 4, 2, head_dim=3)
+    rounded = inputs._replace(key=inputs.key.to(torch.float8_e4m3fn))
+    with pytest.raises(InputError, match=r"key has dtype torch.float8_e4m3fn; expected"):
+        verify_attention(*rounded, BRANCHING.layout, tree_mask(BRANCHING.tree, BRANCHING.layout))
