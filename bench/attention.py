@@ -62,6 +62,7 @@ def run_config(call: Call, config: AttentionConfig) -> Tensor:
         softcap=None,
         sinks=None,
         window=None,
+        **call.scales,
         return_lse=False,
         config=config,
         num_programs=config.programs_per_sm * sms,
@@ -304,6 +305,8 @@ def candidates(head_dim: int) -> Iterator[AttentionConfig]:
         AttentionConfig(64, 64, num_stages=2, programs_per_sm=1, num_warps=8),
         AttentionConfig(64, 32, num_stages=4),
         AttentionConfig(64, 32, programs_per_sm=1),
+        AttentionConfig(64, 64, programs_per_sm=1, num_warps=8),
+        AttentionConfig(64, 64),
         large,
         replace(large, block_n=128, num_stages=3),
         replace(large, block_n=128, num_stages=2),
@@ -320,17 +323,17 @@ def config_run(config: AttentionConfig, call: Call) -> Run:
 def compile_one(cell: Cell, config: AttentionConfig) -> str:
     """Compile a configuration into Triton's cache (in a process of its own); what went wrong, or nothing."""
     try:
-        run_config(make_call([17], [64], cell.q_heads, cell.kv_heads, cell.head_dim), config)
+        run_config(random_call(replace(cell, batch=1, q_len=17, prefix=64), 0), config)
         torch.cuda.synchronize()
     except triton.runtime.errors.OutOfResources as reason:
         return f"{config}: {reason}"
     return ""
 
 
-def sweep(out: Path, limit: float, head_dim: int) -> None:
+def sweep(out: Path, limit: float, head_dim: int, *, fp8: bool) -> None:
     """Time every candidate on the grid's cells and those with one row less."""
     started, rows = time.monotonic(), []
-    cells = [replace(cell, head_dim=head_dim) for cell in MAIN]
+    cells = [replace(cell, head_dim=head_dim, fp8=fp8) for cell in MAIN]
     cells += [cell.one_less for cell in cells]
     heads = {(cell.q_heads, cell.kv_heads): cell for cell in cells}
     jobs = [(cell, config) for cell in heads.values() for config in candidates(head_dim)]
@@ -387,6 +390,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="stop after so many seconds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     parser.add_argument("--head-dim", type=int, default=128, help="of the sweep")
+    parser.add_argument("--fp8", action="store_true", help="sweep over pools of fp8")
     parser.add_argument(
         "--peers", default="all", help="of the grid: none, all, or names with commas"
     )
@@ -397,7 +401,7 @@ def main() -> None:
     if arguments.what == "check":
         check(arguments.out, arguments.limit)
     elif arguments.what == "sweep":
-        sweep(arguments.out, arguments.limit, arguments.head_dim)
+        sweep(arguments.out, arguments.limit, arguments.head_dim, fp8=arguments.fp8)
     else:
         grid(arguments.out, arguments.limit, choose_peers(arguments.peers), arguments.cells)
 

@@ -237,13 +237,14 @@ def run_accept_sampled(package: ModuleType, c: Case) -> Named:
 
 
 def run_commit_kv(package: ModuleType, c: Case) -> Named:
-    """What the commit says, and what it left in the table and in the pools."""
+    """What the commit says, and what it left in the table and the pools, of fp8 where pages are largest."""
     slots = int(c.slot_table.max()) + 1
     content = torch.arange(6 * slots * 2 * 4, dtype=torch.float32).reshape(6, slots, 2, 4)
-    pools = tuple(content.to(c.slot_table.device))
+    content = content.to(c.slot_table.device)
+    pools = tuple(content.view(torch.float8_e4m3fn if c.page_size == 16 else torch.float32))
     kv = PagedKV(pools[:3], pools[3:], c.slot_table.clone(), c.page_size)
     commit = package.commit_kv(kv, c.layout, c.acceptance)
-    return named("commit", commit) | {"slot_table": kv.slot_table, "pools": torch.stack(pools)}
+    return named("commit", commit) | {"slot_table": kv.slot_table, "pools": content}
 
 
 FUNCTIONS: dict[str, Callable[[ModuleType, Case], Named]] = {

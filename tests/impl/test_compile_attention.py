@@ -23,7 +23,10 @@ LONG_MAX_STACK = {
     "90-float16-64-options": 64,
     "90-bfloat16-64-fp8": 64,
     "90-bfloat16-96": 64,
-    "90-bfloat16-256": 192,  # accumulators of 64 rows by 256 take most registers
+    "80-bfloat16-256": 64,
+    "90-bfloat16-256": 64,
+    "90-bfloat16-256-options": 64,
+    "90-bfloat16-256-fp8": 64,
     "90-float32-64": 64,
     "100-bfloat16-128-fp8": 128,
 }

@@ -73,12 +73,13 @@ def test_nothing_is_lost_or_touched_beside(call: st.VerifyCall, data: hs.DataObj
             assert torch.equal(new[other], old[other])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_accepted_0_3_7(page_size: int) -> None:
+def test_accepted_0_3_7(page_size: int, dtype: torch.dtype) -> None:
     """Scattered rows 0, 3 and 7 of 8, behind a prefix of 5, become entries 5, 6 and 7."""
     kv = PagedKV(
-        (torch.arange(16.0).reshape(16, 1, 1),),
-        (torch.arange(16.0).reshape(16, 1, 1),),
+        (torch.arange(16.0).reshape(16, 1, 1).to(dtype),),
+        (torch.arange(16.0).reshape(16, 1, 1).to(dtype),),
         torch.arange(16)[None],
         page_size,
     )
@@ -103,7 +104,7 @@ def test_accepted_0_3_7(page_size: int) -> None:
         assert kv.slot_table.tolist() == [[0, 1, 2, 3, 4, 5, 8, 12, 6, 7, 9, 10, 11, 13, 14, 15]]
         assert commit.dst.tolist() == [[5, 8, 12, -1]]
     else:
-        assert kv.keys[0].flatten().tolist() == [0, 1, 2, 3, 4, 5, 8, 12, *range(8, 16)]
+        assert kv.keys[0].float().flatten().tolist() == [0, 1, 2, 3, 4, 5, 8, 12, *range(8, 16)]
         assert commit.dst.tolist() == [[5, 6, 7, -1]]
 
 
