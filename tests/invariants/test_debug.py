@@ -8,8 +8,8 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
-from importlib import import_module
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
