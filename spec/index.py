@@ -106,7 +106,32 @@ def row_offset(row, row_stride, col):
     return row * row_stride + col
 
 
-# splits of a long prefix
+def row_of(offset, row_stride):
+    """Row of an address in a row-major table."""
+    return offset // row_stride
+
+
+def col_of(offset, row_stride):
+    """Column of an address in a row-major table."""
+    return offset % row_stride
+
+
+# blocks, and splits of a long prefix
+
+
+def num_blocks(num_entries, size):
+    """Blocks of ``size`` entries that hold all entries; the last may be partial."""
+    return (num_entries + size - 1) // size
+
+
+def block_start(block, size):
+    """First entry of a block."""
+    return block * size
+
+
+def round_up(num_entries, size):
+    """Entries of whole blocks of ``size`` that hold all entries."""
+    return (num_entries + size - 1) // size * size
 
 
 def chunk_len(num_entries, num_splits, block):
@@ -125,6 +150,22 @@ def chunk_start(chunk, length):
 def commit_entry(prefix_len, step):
     """KV entry that the ``step``-th accepted node (root: 0) occupies after the commit."""
     return prefix_len + step
+
+
+def dropped_step(num_accepted, row, accepted_before):
+    """Place that a row which is not accepted takes behind the accepted ones, in row order."""
+    return num_accepted + row - accepted_before
+
+
+# captured batches
+
+
+def unused_row(total, request, rows, q_start, row, q_len):
+    """Row of the buffers that a request's spare ``row >= q_len`` fills: behind the ``total`` used ones."""
+    return total + (request * rows - q_start) + (row - q_len)
+
+
+# 32-bit offsets
 
 
 def fits_int32(largest):

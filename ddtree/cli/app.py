@@ -17,6 +17,7 @@ from ddtree.cli.demo import demo
 from ddtree.cli.dump import dump
 from ddtree.cli.generate import generate
 from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
+from ddtree.cli.prove import prove
 from ddtree.cli.show import show
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -91,7 +92,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, demo, check, dump, show, catalogue):
+for verb in (generate, demo, check, dump, show, catalogue, prove):
     app.command()(verb)
 
 
