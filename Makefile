@@ -48,10 +48,11 @@ sanitize: $(STAMP) ## every kernel once under compute-sanitizer (needs an NVIDIA
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
 		$(BIN)/python -m pytest $(SANITIZED)
 
-lint: $(STAMP) ## ruff, import directions, mypy --strict
+lint: $(STAMP) ## ruff, import directions, kernels' addresses, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_addresses.py
 	$(BIN)/mypy
 
 pyright: $(STAMP) ## the second type checker (needs Node.js)

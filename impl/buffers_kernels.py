@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ddtree.impl.index import row_offset
+from ddtree.impl.index import block_start, row_offset
 from ddtree.impl.mask_kernels import request_of
 
 
@@ -15,7 +15,7 @@ def fill_rows_kernel(
     BATCH: tl.constexpr, MAX_BATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write BLOCK query rows; the first program also writes the indptrs."""
-    query = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    query = block_start(tl.program_id(0), BLOCK) + tl.arange(0, BLOCK)
     b = request_of(qo_indptr, batch, query, BATCH)
     has_query = b < batch
     row = query - tl.load(qo_indptr + b, mask=has_query, other=0)
@@ -46,6 +46,6 @@ def fill_rows_kernel(
 @triton.jit
 def fill_kernel(content, length, buffer, capacity, BLOCK: tl.constexpr):
     """Write ``length[0]`` entries of ``content`` to the front of ``buffer`` and 0 to the rest."""
-    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    entry = block_start(tl.program_id(0).to(tl.int64), BLOCK) + tl.arange(0, BLOCK)
     value = tl.load(content + entry, mask=entry < tl.load(length), other=0)
     tl.store(buffer + entry, value, mask=entry < capacity)

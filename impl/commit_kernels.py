@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ddtree.impl.index import commit_entry, kv_len, row_offset
+from ddtree.impl.index import block_start, commit_entry, dropped_step, kv_len, row_offset
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def commit_slots_kernel(
     count = tl.load(num_accepted + b)
     q_len = tl.load(qo_indptr + b + 1) - tl.load(qo_indptr + b)
     prefix_len = tl.load(kv_indptr + b + 1) - tl.load(kv_indptr + b)
-    slots = slot_table + b * table_stride
+    slots = slot_table + row_offset(b, table_stride, 0)
     step = tl.arange(0, WIDTH)
     is_step = (step < count) & (step < width)
     node = tl.load(nodes + row_offset(b, width, step), mask=is_step, other=0)
@@ -36,7 +36,7 @@ def commit_slots_kernel(
         accepted_before = tl.sum(
             ((node[:, None] < row[None, :]) & is_step[:, None]).to(tl.int32), axis=0
         )
-        into = tl.where(is_accepted, as_step, count + row - accepted_before)
+        into = tl.where(is_accepted, as_step, dropped_step(count, row, accepted_before))
         held = written
         tl.debug_barrier()  # all slots have been read
         tl.store(slots + commit_entry(prefix_len, into), slot, mask=is_row)
@@ -66,7 +66,7 @@ def move_kernel(
     target = tl.load(dst + line, mask=step < width, other=-1)
     moves = (source >= 0) & (target >= 0) & (source != target)
     if tl.max(moves.to(tl.int32), axis=0) > 0:
-        word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        word = block_start(tl.program_id(0), BLOCK) + tl.arange(0, BLOCK)[None, :]
         wanted = moves[:, None] & (word < row_words)
         words = tl.load(pool + row_offset(source[:, None], row_words, word), mask=wanted, other=0)
         tl.debug_barrier()

@@ -12,6 +12,7 @@ from torch import Tensor
 from ddtree.impl.layout_kernels import plan_kernel
 from ddtree.spec.contracts import DraftTree, VerifyLayout
 from ddtree.spec.errors import require
+from ddtree.spec.index import fits_int32
 from ddtree.spec.public import public
 
 BLOCK = 1024
@@ -41,7 +42,7 @@ def plan_verify(
         and slot -1. The lengths are trusted, since to look at them would stall the device.
 
     Raises:
-        InputError: shapes that do not agree, or a batch of 0.
+        InputError: shapes that do not agree, a batch of 0, or sizes whose indptr could overflow int32.
     """
     batch, rows = tree.token_ids.shape
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
@@ -62,6 +63,11 @@ def plan_verify(
         f"q_lens has shape {None if q_lens is None else list(q_lens.shape)}; the tree has {batch} requests",
     )
     max_context = slot_table.shape[1]
+    require(
+        fits_int32(batch * max(max_context, rows)),
+        f"{batch} requests of {max_context} entries and {rows} rows overflow int32's 2147483647: split "
+        "the batch",
+    )
 
     def new(size: int, dtype: torch.dtype) -> Tensor:
         return slot_table.new_empty(size, dtype=dtype)

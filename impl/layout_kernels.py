@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ddtree.impl.index import kv_len, mask_len, position, row_offset
+from ddtree.impl.index import block_start, kv_len, mask_len, position, row_offset, unused_row
 
 
 @triton.jit
@@ -31,9 +31,11 @@ def plan_kernel(
     is_mine = request == b
     kv_start = tl.sum(tl.where(is_before, prefix, 0), axis=0)
     prefix_len = tl.sum(tl.where(is_mine, prefix, 0), axis=0)
-    slots = slot_table + b.to(tl.int64) * table_stride
+    slots = slot_table + row_offset(b.to(tl.int64), table_stride, 0)
 
-    for first in range(share * BLOCK, prefix_len, tl.num_programs(1) * BLOCK):
+    for first in range(
+        block_start(share, BLOCK), prefix_len, block_start(tl.num_programs(1), BLOCK)
+    ):
         entry = first + tl.arange(0, BLOCK)
         slot = tl.load(slots + entry, mask=entry < tl.minimum(prefix_len, max_context), other=-1)
         tl.store(
@@ -63,7 +65,7 @@ def plan_kernel(
         entry = kv_len(prefix_len, row)
         slot = tl.load(slots + entry, mask=has_query & (entry < max_context), other=-1)
         # Rows without a query fill the tail: those of earlier requests come first.
-        unused = total + row_offset(b.to(tl.int64), rows, 0) - q_start + row - q_len
+        unused = unused_row(total, b.to(tl.int64), rows, q_start, row, q_len)
         into = tl.where(has_query, q_start + row, unused)
         tl.store(positions + into, tl.where(has_query, position(prefix_len, depth), 0), mask=is_row)
         tl.store(out_cache_loc + into, slot, mask=is_row)

@@ -6,12 +6,15 @@ import triton.language as tl
 from ddtree.impl.index import (
     bit_shift,
     bit_word,
+    block_start,
+    col_of,
     kv_len,
     mask_len,
     mask_offset,
     packed_byte,
     packed_len,
     packed_shift,
+    row_of,
     row_offset,
     tree_col,
 )
@@ -32,7 +35,7 @@ def bits_kernel(
     BATCH: tl.constexpr, QUERIES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """Ancestor bits of QUERIES query rows: climb from each row to its root, setting a bit a step."""
-    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    query = block_start(tl.program_id(0), QUERIES) + tl.arange(0, QUERIES)
     b = request_of(qo_indptr, batch, query, BATCH)
     has_query = (query < num_queries) & (b < batch)
     node = query - tl.load(qo_indptr + b, mask=has_query, other=0)
@@ -101,10 +104,11 @@ def write_rows_kernel(
         kv_start = tl.load(kv_indptr + b)
         prefix_len = (tl.load(kv_indptr + b + 1) - kv_start).to(tl.int64)
         width = kv_len(prefix_len, q_len)
-        first, step = tl.program_id(1) * BLOCK, tl.num_programs(1) * BLOCK
+        first = block_start(tl.program_id(1), BLOCK)
+        step = block_start(tl.num_programs(1), BLOCK)
         if TO == "bits":
             for word in range(tl.program_id(1), out_cols, tl.num_programs(1)):
-                node = word * 32 + tl.arange(0, 32)
+                node = block_start(word, 32) + tl.arange(0, 32)
                 seen = is_visible(
                     mask, byte_indptr, mask_indptr, b, query, row, tree_col(prefix_len, node), prefix_len, q_len,
                     node < q_len, mask_rows, mask_cols, FORM,
@@ -157,12 +161,14 @@ def packed_kernel(
         if b == 0:
             tl.store(out_indptr, 0)
         tl.store(out_indptr + b + 1, byte_start + size)
-    for first in range(tl.program_id(1) * BLOCK, size, tl.num_programs(1) * BLOCK):
+    for first in range(
+        block_start(tl.program_id(1), BLOCK), size, block_start(tl.num_programs(1), BLOCK)
+    ):
         byte = first + tl.arange(0, BLOCK)
-        bit = byte.to(tl.int64)[:, None] * 8 + tl.arange(0, 8)[None, :]
+        bit = block_start(byte.to(tl.int64)[:, None], 8) + tl.arange(0, 8)[None, :]
         wanted = bit < mask_len(prefix_len, q_len)
         width = tl.maximum(kv_len(prefix_len, q_len), 1)
-        row, col = bit // width, bit % width
+        row, col = row_of(bit, width), col_of(bit, width)
         seen = is_visible(
             mask, byte_indptr, mask_indptr, b, start + row, row, col, prefix_len, q_len,
             wanted, mask_rows, mask_cols, FORM,

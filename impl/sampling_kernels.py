@@ -8,7 +8,7 @@ one. Weights are ``exp((logit - peak) / temperature)`` in float64.
 import triton
 import triton.language as tl
 
-from ddtree.impl.index import chunk_len, chunk_start, row_offset
+from ddtree.impl.index import block_start, chunk_len, chunk_start, col_of, row_of, row_offset
 from ddtree.impl.mask_kernels import request_of
 from ddtree.impl.rank_kernels import order_of, value_of
 
@@ -146,8 +146,8 @@ def sample_ranked_kernel(
 
     # The same tokens by id; the place in rank order rides along.
     token = tl.load(ranked_ids + line + rank, mask=rank < count, other=0x7FFFFFFF).to(tl.int64)
-    key = tl.sort(token * KEPT + rank)
-    token, rank_of = (key // KEPT).to(tl.int32), (key % KEPT).to(tl.int32)
+    key = tl.sort(row_offset(token, KEPT, rank))
+    token, rank_of = row_of(key, KEPT).to(tl.int32), col_of(key, KEPT).to(tl.int32)
     is_in = rank_of < count
     logit = tl.load(ranked_logits + line + rank_of, mask=is_in, other=peak)
     weight = tl.where(is_in, weight_of(logit, peak, temperature), 0.0)
@@ -167,12 +167,12 @@ def cut_kernel(
 ):  # fmt: skip
     """Least key of one open row that top-k and then top-p keep."""
     query = tl.program_id(0).to(tl.int64)
-    row = logits + query * stride
+    row = logits + row_offset(query, stride, 0)
     is_this = 1
     if is_open is not None:
         is_this = tl.load(is_open + query)
     if is_this != 0:
-        peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
+        peak = tl.load(row + tl.load(tops + row_offset(query, top_stride, 0))).to(tl.float32)
         heat = tl.load(temperature)
         least = tl.full([], NO_KEY, tl.int64)
         if top_k is not None:
@@ -197,8 +197,8 @@ def split_weight_kernel(
     if is_open is not None:
         is_this = tl.load(is_open + query)
     if is_this != 0:
-        row = logits + query * stride
-        peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
+        row = logits + row_offset(query, stride, 0)
+        peak = tl.load(row + tl.load(tops + row_offset(query, top_stride, 0))).to(tl.float32)
         least = tl.full([], NO_KEY, tl.int64)
         if least_keys is not None:
             least = tl.load(least_keys + query)
@@ -227,8 +227,8 @@ def sample_kernel(
     if is_open is not None:
         is_this = tl.load(is_open + query)
     if is_this != 0:
-        row = logits + query * stride
-        peak = tl.load(row + tl.load(tops + query * top_stride)).to(tl.float32)
+        row = logits + row_offset(query, stride, 0)
+        peak = tl.load(row + tl.load(tops + row_offset(query, top_stride, 0))).to(tl.float32)
         least = tl.full([], NO_KEY, tl.int64)
         if least_keys is not None:
             least = tl.load(least_keys + query)
@@ -266,7 +266,7 @@ def uniform_kernel(
     BATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Uniform numbers of the rows' seeds and positions: Philox 4x32-10, 53 bits of its first 64."""
-    query = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    query = block_start(tl.program_id(0), BLOCK) + tl.arange(0, BLOCK)
     b = request_of(qo_indptr, batch, query, BATCH)
     has_query = (query < num_queries) & (b < batch)
     seed = tl.load(seeds + b, mask=has_query, other=0).to(tl.uint64, bitcast=True)

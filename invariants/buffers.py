@@ -120,6 +120,7 @@ BUFFERS = (
         ),
         ("captured", "q_len", "positions|out_cache_loc|input_ids|custom_mask|kv_indices"),
         buffer_capacity,
+        proofs=("mask_width", "padded_rows"),
     ),
     Invariant(
         "stale_tail",
@@ -135,5 +136,6 @@ BUFFERS = (
         ),
         ("captured", "q_len"),
         stale_tail,
+        proofs=("padded_rows",),
     ),
 )

@@ -176,6 +176,7 @@ COMMIT = (
         ("committed_lens", "num_accepted", "prefix_len"),
         commit_len,
         ("num_accepted",),
+        proofs=("commit_moves",),
     ),
     Invariant(
         "commit_src",
@@ -194,6 +195,7 @@ COMMIT = (
         ("src", "dst", "num_accepted", "prefix_len"),
         commit_dst,
         ("num_accepted",),
+        proofs=("commit_moves",),
     ),
     Invariant(
         "commit_order",
@@ -202,6 +204,7 @@ COMMIT = (
         ("dst[a, i] != src[b, j] for every later move (b, j), unless dst[a, i] == src[a, i]"),
         ("src", "dst"),
         commit_order,
+        proofs=("commit_moves",),
     ),
     Invariant(
         "slot_permutation",
@@ -210,6 +213,7 @@ COMMIT = (
         "sorted(slot_table_after[b]) == sorted(slot_table[b])",
         ("slot_table", "slot_table_after"),
         slot_permutation,
+        proofs=("commit_places",),
     ),
     Invariant(
         "prefix_kept",

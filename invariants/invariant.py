@@ -28,6 +28,8 @@ class Invariant:
     check: Checker
     given: tuple[str, ...] = ()
     """Invariants without which it means nothing: it is not checked where one of them is broken."""
+    proofs: tuple[str, ...] = ()
+    """Proofs (``ddtree prove``) that the reference's own formulas satisfy it for all sizes."""
 
     def missing(self, call: Call, sizes: Sizes) -> list[str]:
         """What the call lacks to check this."""

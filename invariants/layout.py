@@ -323,6 +323,7 @@ LAYOUT = (
         "mask_indptr[b+1] - mask_indptr[b] == q_len * (prefix_len + q_len)",
         ("mask_indptr", "q_len", "prefix_len"),
         mask_len,
+        proofs=("mask_width", "mask_segments"),
     ),
     Invariant(
         "mask_indptr",
@@ -331,6 +332,7 @@ LAYOUT = (
         "0 == mask_indptr[0] <= mask_indptr[1] <= ... == len(custom_mask)",
         ("mask_indptr",),
         mask_indptr,
+        proofs=("mask_segments",),
     ),
     Invariant(
         "qo_indptr",
@@ -342,6 +344,7 @@ LAYOUT = (
         "num_nodes[b] <= qo_indptr[b+1] - qo_indptr[b] == q_len <= Q, qo_indptr[-1] == T",
         ("qo_indptr",),
         qo_indptr,
+        proofs=("mask_width",),
     ),
     Invariant(
         "max_q_len",
@@ -358,6 +361,7 @@ LAYOUT = (
         "kv_indptr[b+1] - kv_indptr[b] == prefix_len, kv_indptr[-1] <= len(kv_indices)",
         ("kv_indptr",),
         kv_indptr,
+        proofs=("mask_segments",),
     ),
     Invariant(
         "kv_indices",
@@ -384,6 +388,7 @@ LAYOUT = (
         "0 <= out_cache_loc[row] < kv_pool_size",
         ("out_cache_loc", "q_len"),
         out_cache_loc,
+        proofs=("padded_rows",),
     ),
     Invariant(
         "write_unique",
@@ -424,6 +429,7 @@ LAYOUT = (
         "positions[qo_indptr[b] + r] == prefix_len + depths[b, r]",
         ("positions", "prefix_len", "q_len"),
         positions,
+        proofs=("depth_windows",),
     ),
     Invariant(
         "input_ids",

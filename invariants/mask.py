@@ -417,6 +417,7 @@ MASK = (
         "len(custom_mask) == sum(q_len * (prefix_len + q_len)); under capture >=",
         ("custom_mask", "q_len", "prefix_len"),
         flat_len,
+        proofs=("mask_cells",),
     ),
     Invariant(
         "packed_len",
@@ -428,6 +429,7 @@ MASK = (
         ),
         ("packed", "q_len", "prefix_len"),
         packed_len,
+        proofs=("packed_bits",),
     ),
     Invariant(
         "mask_shape",
@@ -436,6 +438,7 @@ MASK = (
         "words: [T, >= (max(q_len) + 31) // 32]; bias: [B, 1, Q >= max(q_len), K >= max(prefix_len) + Q]",
         ("words|bias", "q_len"),
         mask_shape,
+        proofs=("bit_words", "dense_cells"),
     ),
     Invariant(
         "mask_values",
@@ -453,6 +456,7 @@ MASK = (
         (MASKS, "parents", "num_nodes", "q_len", "prefix_len|words"),
         visibility,
         ("num_nodes", "parent_order"),
+        proofs=("mask_cells", "packed_bits", "bit_words", "dense_cells"),
     ),
     Invariant(
         "mask_is_tree",
@@ -498,5 +502,6 @@ MASK = (
         "bit j of words[qo_indptr[b] + r] == 0 for j >= q_len, r < num_nodes[b]",
         ("words", "q_len"),
         spare_bits,
+        proofs=("bit_words",),
     ),
 )

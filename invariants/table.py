@@ -26,9 +26,12 @@ TABLE: tuple[Invariant, ...] = (
 
 def as_markdown() -> str:
     """The table as it stands in README.md."""
-    lines = ["| invariant | of | says | formula | needs |", "|---|---|---|---|---|"]
+    lines = ["| invariant | of | says | formula | needs | proofs |", "|---|---|---|---|---|---|"]
     for row in TABLE:
         formula = row.formula.replace("|", "\\|")
         needs = ", ".join(f"`{need}`" for need in row.needs).replace("|", "` or `")
-        lines.append(f"| `{row.id}` | {row.subject} | {row.statement} | `{formula}` | {needs} |")
+        proofs = ", ".join(f"`{name}`" for name in row.proofs)
+        lines.append(
+            f"| `{row.id}` | {row.subject} | {row.statement} | `{formula}` | {needs} | {proofs} |"
+        )
     return "\n".join(lines)

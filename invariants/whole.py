@@ -173,5 +173,6 @@ WHOLE = (
         ),
         ("qo_indptr|kv_indptr|mask_indptr|offset_bits",),
         index_width,
+        proofs=("int32_offsets",),
     ),
 )

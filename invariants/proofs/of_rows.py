@@ -128,7 +128,7 @@ def dropped_rows_keep_their_order(f: Formulas, s: Scope) -> Claim:
 
 COMMIT_PLACES = Proof(
     "commit_places",
-    "With page size 1 a commit permutes the tree's slots: accepted rows first, the others in order.",
+    "With page size 1 a commit permutes the tree's slots: accepted rows, then the others in order.",
     (dropped_rows_fill_the_rest, dropped_rows_keep_their_order),
     (
         Twin(
@@ -211,7 +211,7 @@ def unused_requests_own_nothing(f: Formulas, s: Scope) -> Claim:
 
 
 def capacities_hold_smaller_calls(f: Formulas, s: Scope) -> Claim:
-    """Induction over the requests: what the largest sizes reserve holds any smaller call's rows and entries."""
+    """Induction over the requests: what the largest sizes reserve holds any smaller call's entries."""
     used, b, prefix_len, q_len, max_prefix, max_q = s.naturals(
         "used b prefix_len q_len max_prefix max_q_len"
     )
