@@ -1,5 +1,7 @@
 """The guards of the code refuse from exactly the sizes that the proof names."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,8 +52,7 @@ def test_checker_refuses_from_there(offset: str, field: str) -> None:
     stride = int(offset.rsplit(" ", 1)[1])
     counted = "kv_pool_size" if limit.count == "slots" else "num_rows"
     for count, broken in ((limit.smallest - 1, False), (limit.smallest, True)):
-        call = Call(
-            **{field: stride, counted: count, "offset_bits": 32, "qo_indptr": torch.tensor([0, 1])}
-        )
+        sizes: dict[str, Any] = {field: stride, counted: count, "offset_bits": 32}
+        call = Call(qo_indptr=torch.tensor([0, 1]), **sizes)
         found = {violation.invariant for violation in report(call).broken} - {"rows", "qo_indptr"}
         assert found == ({"index_width"} if broken else set())
