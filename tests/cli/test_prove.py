@@ -1,0 +1,126 @@
+"""``prove`` through the command: the table, one proof in full, its counterexamples as files, JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddtree.cli import prove as verb
+from ddtree.invariants import proofs
+from ddtree.invariants.proofs import PROOFS, Proof, Twin
+from tests.cli.conftest import Run
+
+SOME = ("commit_moves", "bit_words")
+
+
+def test_a_proof_in_full(run: Run) -> None:
+    """Goals, twins, numbers and the command that shows the checker the counterexample."""
+    result = run("prove", "packed_bits")
+    assert result.exit_code == 0, result.stdout
+    assert "packed_bits: proved in" in result.stdout
+    assert "goal requests_share_no_byte: The next request starts on a fresh byte" in result.stdout
+    assert "twin no_byte_padding" in result.stdout
+    assert "num_bits = 1" in result.stdout
+    file = "out/packed_bits.no_byte_padding.safetensors"
+    assert (
+        f"ddtree prove packed_bits --cases out; ddtree check {file}    # packed_len"
+        in result.stdout
+    )
+    assert result.stdout.splitlines()[-1].startswith(
+        "holds: 1 of 1 proof; 4 of 4 wrong twins refuted"
+    )
+
+
+def test_counterexamples_are_calls(run: Run, tmp_path: Path) -> None:
+    """Each file that is written is one that check refuses, by the invariant that was named."""
+    plain = json.loads(run("prove", *SOME, "--cases", tmp_path / "out", "--json").stdout)
+    assert plain["ok"] and [proof["name"] for proof in plain["proofs"]] == list(SOME)
+    broken = {
+        f"{proof['name']}.{twin['name']}": twin["breaks"]
+        for proof in plain["proofs"]
+        for twin in proof["twins"]
+        if twin["breaks"]
+    }
+    assert sorted(broken) == sorted(Path(file).stem for file in plain["written"])
+    for file in plain["written"]:
+        result = run("check", file)
+        assert result.exit_code == 1
+        assert f"{broken[Path(file).stem]} is broken" in result.stdout
+
+
+def test_the_whole_table(run: Run) -> None:
+    """Without a name all proofs are listed, and the JSON holds the sizes at which offsets overflow."""
+    result = run("prove", "--json")
+    assert result.exit_code == 0
+    plain = json.loads(result.stdout)
+    assert [proof["name"] for proof in plain["proofs"]] == [proof.name for proof in PROOFS]
+    assert {limit["smallest"] for limit in plain["limits"]} >= {46341, 14135, 2**31}
+    assert all(twin["refuted"] for proof in plain["proofs"] for twin in proof["twins"])
+
+
+def test_a_table_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row a proof: name, statement, formulas, seconds, twins; the last line counts them."""
+    monkeypatch.setattr(proofs, "PROOFS", tuple(p for p in PROOFS if p.name in SOME))
+    lines = run("prove").stdout.splitlines()
+    assert lines[0].split() == [
+        "proof",
+        "for",
+        "all",
+        "sizes",
+        "formulas",
+        "seconds",
+        "twins",
+        "refuted",
+    ]
+    assert [line.split()[0] for line in lines if line.startswith(SOME)] == [
+        "bit_words",
+        "commit_moves",
+    ]
+    assert lines[-1].startswith("holds: 2 of 2 proofs; 8 of 8 wrong twins refuted")
+
+
+def test_a_twin_that_is_right_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a twin is not refuted the verdict and the exit code say so."""
+    proof = next(proof for proof in PROOFS if proof.name == "commit_moves")
+    right = Twin("right", "It is not wrong at all.", {"kv_len": lambda p, q: q + p})
+    spoiled = Proof(proof.name, proof.statement, proof.goals, (*proof.twins, right))
+    monkeypatch.setattr(proofs, "PROOFS", (spoiled,))
+    result = run("prove", "commit_moves")
+    assert result.exit_code == 1
+    assert "NOT REFUTED" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith(
+        "DOES NOT HOLD: 1 of 1 proof; 4 of 5 wrong twins"
+    )
+
+
+def test_unknown_proof(run: Run) -> None:
+    """A name that is none is refused with those that are."""
+    result = run("prove", "mask_widths")
+    assert result.exit_code == 2
+    assert "there is no proof 'mask_widths'" in result.stderr
+    assert "mask_width," in result.stderr
+
+
+def test_without_z3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra it says how to install it."""
+    from ddtree.cli import output
+
+    monkeypatch.setattr(output, "find_spec", lambda name: None)
+    result = run("prove")
+    assert result.exit_code == 2
+    assert "this needs z3" in result.stderr and "pip install 'ddtree[proofs]'" in result.stderr
+
+
+def test_exhaustive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons join the table; one that found a difference ends in exit code 1."""
+    from ddtree.invariants.proofs.exhaustive import Checked
+
+    parts = [Checked("every_tree", 2827, (), "words[0, 0]: 1 for 0", 1.0)]
+    monkeypatch.setattr(verb, "_exhaustive", lambda say: iter(parts))
+    result = run("prove", "bit_words", "--exhaustive")
+    assert result.exit_code == 0
+    assert "1 of 1 exhaustive comparison; 5 of 5 wrong twins refuted" in result.stdout
+    parts[0] = Checked("every_tree", 3, ("budget 2: words[1, 0]: 3 for 1",), "found", 1.0)
+    result = run("prove", "bit_words", "--exhaustive")
+    assert result.exit_code == 1
+    assert "every_tree: budget 2: words[1, 0]: 3 for 1" in result.stdout
