@@ -390,13 +390,14 @@ def test_every_form_is_captured_without_waiting(form: Form) -> None:
     }
     expected, _ = spec.verify_attention(*call.tensors, call.layout, call.mask, **scales)
     impl.verify_attention(*call.tensors, call.layout, mask, **scales)  # compiles
-    graph = torch.cuda.CUDAGraph()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.cuda.graph(graph):
-            output, _ = impl.verify_attention(*call.tensors, call.layout, mask, **scales)
+        impl.verify_attention(*call.tensors, call.layout, mask, **scales)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output, _ = impl.verify_attention(*call.tensors, call.layout, mask, **scales)
     output.zero_()
     graph.replay()
     assert error(output, expected) <= TOLERANCE[torch.bfloat16]
