@@ -28,6 +28,8 @@ INVERTED = (
     "what is hidden has True)"
 )
 
+TRANSPOSED = "the tree's columns are transposed: rows are queries, columns are keys"
+
 
 def width_elsewhere(call: Call, sizes: Sizes, widths: Sequence[int | None]) -> str:
     """One width explains every segment, and it is not this call's: the founding bug."""
@@ -68,11 +70,33 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
             *half.values(),
             *_columns(found, sizes),
             _cumulated(found, sizes),
+            other_order(found, sizes.mask_lens),
             _other_prefix(call, sizes),
         )
         if cause
     ]
     return "; or: ".join(causes) if causes else _unknown_prefix(call, sizes)
+
+
+def other_order(found: Sequence[int], right: Sequence[int] | None) -> str:
+    """The right segments of distinct lengths, those of other requests."""
+    if right is None or list(found) == list(right) or sorted(found) != sorted(right):
+        return ""
+    if len(set(right)) < len(right):
+        return ""
+    order = [list(right).index(length) for length in found]
+    return (
+        f"the segments are those of requests {order}: the indptr is of the batch in another order"
+    )
+
+
+def other_batch(name: str, counts: dict[str, int]) -> str:
+    """All fields but one speak of one number of requests."""
+    others = {count for other, count in counts.items() if other != name}
+    if len(counts) < 3 or len(others) != 1 or counts.get(name) in others | {None}:
+        return ""
+    (agreed,) = others
+    return f"all other fields speak of {agreed} requests: {name} is of another batch"
 
 
 def _half_configured(found: list[int], sizes: Sizes) -> dict[int, str]:
@@ -115,6 +139,13 @@ def _columns(found: list[int], sizes: Sizes) -> list[str]:
         ],
         f"every segment has the columns of the longest prefix, {longest}: rows were padded to it": [
             index.mask_len(longest, q) for q in q_lens
+        ],
+        "every segment has the tree's columns twice: prefix lengths that count the tree's own entries "
+        "(FlashInfer's convention) were taken": [
+            index.mask_len(index.kv_len(p, q), q) for p, q in pairs
+        ],
+        "every segment is its packed form's bytes: bits were counted where bytes belong": [
+            index.packed_len(index.mask_len(p, q)) for p, q in pairs
         ],
     }
     right = sizes.mask_lens
@@ -175,7 +206,8 @@ def indptr_wrapped(indptr: Tensor, b: int, end: int | None) -> str:
 
 def row_widths(call: Call, sizes: Sizes) -> str:
     """Explain ``qo_indptr``'s segments."""
-    return width_elsewhere(call, sizes, diffs(call.qo_indptr, sizes.batch) or [])
+    found = diffs(call.qo_indptr, sizes.batch) or []
+    return width_elsewhere(call, sizes, found) or other_order(found, sizes.q_lens)
 
 
 def max_q_len(call: Call, sizes: Sizes) -> str:
@@ -213,17 +245,29 @@ def kv_lens(call: Call, sizes: Sizes) -> str:
     fit = [text for text, lens in causes if lens == found and len(found) > 1]
     if window is not None:
         fit.append(f"the segments are what a window of {window} leaves of the prefixes")
+    if order := other_order(found, prefix_lens):
+        fit.append(order)
     return "; or: ".join(fit)
 
 
-def positions(found: Tensor, prefix_len: int, depths: Tensor) -> str:
+def positions(found: Tensor, prefix_len: int, depths: Tensor, first_row: int = 0) -> str:
     """Explain the positions of a request's real rows: by row, or over another prefix."""
     rows = torch.arange(found.numel())
     depths = depths.long()
+    if found.numel() < 2:
+        return ""
+    if first_row and torch.equal(found, prefix_len + first_row + rows):
+        return (
+            f"positions are prefix_len + the row of the whole call, {first_row} rows too far: each request "
+            "begins anew, and they go by depth"
+        )
+    from_one = prefix_len + depths + (depths > 0)
+    if torch.equal(found, from_one) and bool((depths > 0).any()):
+        return "every position but the root's is 1 too far: the root has depth 0, its children 1"
     if torch.equal(found, prefix_len + rows) and not torch.equal(rows, depths):
         return "positions are prefix_len + row: they go by depth, siblings share one"
     shift = (found - prefix_len - depths).unique()
-    if shift.numel() == 1 and found.numel() > 1 and int(shift):
+    if shift.numel() == 1 and int(shift):
         return (
             f"every position of the request is off by {int(shift)}: they fit prefix_len "
             f"{prefix_len + int(shift)}, not {prefix_len}: two lengths from two sources"
@@ -281,26 +325,65 @@ class Columns(NamedTuple):
 
 
 def visibility(requests: Sequence[Columns]) -> str:
-    """Explain the tree columns of all requests together: one cause, or none is given."""
+    """Explain the tree columns of all requests together; all causes that yield just what was found."""
     kinds: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
         INVERTED: (torch.logical_not, False),
-        "the tree's columns are transposed: rows are queries, columns are keys": (
-            lambda tree: tree.T,
-            True,
-        ),
+        TRANSPOSED: (lambda tree: tree.T, True),
         "the mask is causal by row: siblings see each other": (
             lambda tree: torch.ones_like(tree).tril(),
             True,
         ),
         "every row sees every node: no tree mask was applied": (torch.ones_like, True),
+        "every row sees all rows that are less deep: the mask goes by depth, not by parent": (
+            _by_depth,
+            True,
+        ),
+        "every row sees itself alone: its ancestors are missing": (
+            lambda tree: torch.eye(len(tree), dtype=torch.bool),
+            True,
+        ),
+        "every row sees its parent and itself alone: the ancestors above are missing": (
+            lambda tree: torch.eye(len(tree), dtype=torch.bool) | _parents(tree),
+            True,
+        ),
+        "no row but the root sees the root: its column is missing": (
+            lambda tree: tree & ~_first_column(tree),
+            True,
+        ),
+        "no row sees itself: only its ancestors": (
+            lambda tree: tree & ~torch.eye(len(tree), dtype=torch.bool),
+            True,
+        ),
     }
-    for text, (made, seen) in kinds.items():
+    fitting = [
+        text
+        for text, (made, seen) in kinds.items()
         if all(
             torch.equal(found, made(tree)) and (prefix is None or bool((prefix == seen).all()))
             for found, tree, prefix in requests
-        ):
-            return text
-    return ""
+        )
+    ]
+    return "; or: ".join(fitting)
+
+
+def _by_depth(tree: Tensor) -> Tensor:
+    depths = tree.sum(dim=1)
+    return (depths[None, :] < depths[:, None]) | torch.eye(len(tree), dtype=torch.bool)
+
+
+def _parents(tree: Tensor) -> Tensor:
+    """``[nodes, nodes]``: the column is the row's parent, which is the last row before it that it sees."""
+    above = tree.tril(-1)
+    last = above.float().mul(torch.arange(1, len(tree) + 1)).argmax(dim=1)
+    parents = torch.nn.functional.one_hot(last, len(tree)).bool()
+    return parents & above.any(dim=1)[:, None]
+
+
+def _first_column(tree: Tensor) -> Tensor:
+    """The root's column, the root's own row apart."""
+    column = torch.zeros_like(tree)
+    column[1:, :1] = True
+    return column
 
 
 def misfit(call: Call, sizes: Sizes) -> str:
@@ -336,7 +419,9 @@ def reversed_bits(packed: Tensor) -> Tensor:
 
 
 def packed_segments(call: Call, sizes: Sizes, found: Sequence[int]) -> str:
-    """One width explains every byte segment, and it is not this call's."""
+    """One width explains every byte segment, and it is not this call's; or bits were counted."""
+    if list(found) == sizes.mask_lens and any(found):
+        return "every segment is the number of its bits: bits where bytes belong"
     prefixes = sizes.prefix_lens or []
     fitting = [_packed_widths(n, p) for n, p in zip(found, prefixes, strict=True)]
     common = set.intersection(*fitting) if fitting else set()
@@ -373,6 +458,8 @@ def capacity(size: int, sizes: Sizes) -> str:
     pairs = list(zip(sizes.prefix_lens, sizes.q_lens, strict=True))
     if size and size == sum(q * p for p, q in pairs):
         return f"{size} is q_len * prefix_len: it was sized without the tree's own columns"
+    if size and size == sum(index.packed_len(index.mask_len(p, q)) for p, q in pairs):
+        return f"{size} is the bytes of the packed form: bits where the flat form has a byte each"
     short = sum(index.mask_len(p, q) for p, q in pairs) - size
     last = index.mask_len(*pairs[-1]) if pairs else 0
     if short == last and len(pairs) > 1:
@@ -392,6 +479,52 @@ def row_capacity(size: int, room: int, sizes: Sizes) -> str:
         f"the buffer has {size // room} rows for each of {room} requests; this call's "
         f"q_len is {most}: it was sized by another width than the largest budget + 1"
     )
+
+
+def slots(found: Tensor, table: Tensor, first: int, depths: Tensor | None = None) -> str:
+    """Explain the slots of a request's entries from ``first`` on: by depth, other entries, or other pages."""
+    count = found.numel()
+    right = table[first : first + count]
+    if count < 2 or right.numel() < count or torch.equal(found, right):
+        return ""
+    if depths is not None and depths.numel() == count:
+        entries = first + depths.long()
+        if int(entries.max()) < table.numel() and torch.equal(found, table[entries]):
+            return "the slots are those of entries prefix_len + depth: KV goes by row, siblings share none"
+    page = _page_of(table)
+    for start in (table == found[0]).nonzero().flatten().tolist():
+        shift = start - first
+        if torch.equal(found, table[start : start + count]):
+            pages = f", one page of {page} slots" if page > 1 and abs(shift) == page else ""
+            way = "further on" if shift > 0 else "back"
+            return f"the slots are those of entries {abs(shift)} {way}{pages}"
+    offsets = (found - right).unique()
+    if offsets.numel() > 1:
+        return ""
+    off = int(offsets)
+    pages = f", one page of {page} slots" if page > 1 and abs(off) == page else ""
+    return f"every slot is off by {off}{pages}"
+
+
+def _page_of(table: Tensor) -> int:
+    """The largest power of two by which the table's slots come in whole, aligned runs; 1: no pages to see."""
+    page, entries = 1, torch.arange(table.numel())
+    while 2 * page < table.numel():
+        run = 2 * page
+        starts = table[entries // run * run]
+        if not torch.equal(table, starts + entries % run) or bool((starts % run).any()):
+            break
+        page = run
+    whole = bool((table.diff() == 1).all())  # one run says nothing of pages
+    return 1 if whole else page
+
+
+def written_by_depth(rows: Tensor, depths: Tensor) -> str:
+    """Rows share a written slot just where they share a depth."""
+    alike = rows[:, None] == rows[None, :]
+    if rows.numel() != depths.numel() or not torch.equal(alike, depths[:, None] == depths[None, :]):
+        return ""
+    return "rows of one depth share a slot: KV goes by row, siblings share none"
 
 
 def commit_sources(call: Call, sizes: Sizes, request: int) -> str:

@@ -176,8 +176,11 @@ def write_unique(call: Call, sizes: Sizes) -> Iterator[Violation]:
         if bad.numel():
             slot = int(slots[start + int(bad[0])])
             writers = (slots == slot).nonzero().flatten().tolist()
+            real = real_rows(call, sizes, b)
+            depths = _depths(call, b)[:real]
+            hint = diagnosis.written_by_depth(slots[start : start + real], depths)
             yield Violation(
-                b, "one writer", slot, f"slot {slot} is written by query rows {writers[:4]}"
+                b, "one writer", slot, f"slot {slot} is written by query rows {writers[:4]}", hint
             )
 
 
@@ -212,13 +215,20 @@ def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
     for b, prefix_len in enumerate(sizes.prefix_lens):
         table = call.slot_table[b]
         if prefixes is not None:
-            yield from _differs(b, "kv_indices", prefixes[b], table[:prefix_len], 0)
+            hint = diagnosis.slots(prefixes[b], table, 0)
+            yield from _differs(b, "kv_indices", prefixes[b], table[:prefix_len], 0, hint)
         if call.out_cache_loc is not None and sizes.q_lens is not None:
             real = real_rows(call, sizes, b)
             slots = _rows(call.out_cache_loc, sizes, b, real)
             if slots is not None:
+                hint = diagnosis.slots(slots, table, prefix_len, _depths(call, b)[:real])
                 yield from _differs(
-                    b, "out_cache_loc", slots, table[prefix_len : prefix_len + real], prefix_len
+                    b,
+                    "out_cache_loc",
+                    slots,
+                    table[prefix_len : prefix_len + real],
+                    prefix_len,
+                    hint,
                 )
 
 
@@ -235,9 +245,8 @@ def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
             row = int(bad[0])
             want = index.position(prefix_len, int(depths[row]))
             numbers = f"row {row}: {prefix_len} + {int(depths[row])} = {want}"
-            yield Violation(
-                b, want, int(found[row]), numbers, diagnosis.positions(found, prefix_len, depths)
-            )
+            hint = diagnosis.positions(found, prefix_len, depths, sizes.row_starts[b])
+            yield Violation(b, want, int(found[row]), numbers, hint)
 
 
 def _depths(call: Call, b: int) -> Tensor:
@@ -292,7 +301,9 @@ def _outside(call: Call, b: int, name: str, slots: Tensor, least: int) -> Iterat
         yield Violation(b, expected, int(slots[entry]), f"{name}, entry {entry} of the request")
 
 
-def _differs(b: int, name: str, found: Tensor, expected: Tensor, first: int) -> Iterator[Violation]:
+def _differs(
+    b: int, name: str, found: Tensor, expected: Tensor, first: int, hint: str = ""
+) -> Iterator[Violation]:
     """The first place where two rows differ; a row that is too short differs at its end."""
     if expected.numel() < found.numel():
         yield Violation(
@@ -304,7 +315,7 @@ def _differs(b: int, name: str, found: Tensor, expected: Tensor, first: int) -> 
         return
     for i in (found != expected).nonzero().flatten().tolist()[:1]:
         yield Violation(
-            b, int(expected[i]), int(found[i]), f"{name}, entry {first + i} of the request"
+            b, int(expected[i]), int(found[i]), f"{name}, entry {first + i} of the request", hint
         )
 
 

@@ -150,7 +150,7 @@ def judged(call: Call, sizes: Sizes, b: int, seen: Seen) -> Tensor:
 
 def mask_is_tree(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Hold the mask to what every tree obeys, where no parents are known to compare it with."""
-    alike: dict[str, list[bool]] = {}
+    alike: dict[str, list[str]] = {}
     broken: list[tuple[int, str, _Wrong]] = []
     for b in range(sizes.batch):
         if tree_rows(call, b) is not None:
@@ -158,14 +158,25 @@ def mask_is_tree(call: Call, sizes: Sizes) -> Iterator[Violation]:
         for seen in read(call, sizes, b):
             wrong = _no_tree(seen, judged(call, sizes, b, seen))
             alike.setdefault(seen.form, []).append(
-                wrong is not None and _is_inverted(call, sizes, b, seen)
+                "" if wrong is None else _undone(call, sizes, b, seen)
             )
             if wrong is not None:
                 broken.append((b, seen.form, wrong))
     for b, form, (row, expected, found, why) in broken:
         misfit = diagnosis.misfit(call, sizes) if form == "custom_mask" else ""
-        hint = diagnosis.INVERTED if all(alike[form]) else misfit
+        hint = alike[form][0] if len(set(alike[form])) == 1 else ""
+        hint = hint or misfit
         yield Violation(b, expected, found, f"{form}: row {row} {why}", hint)
+
+
+def _undone(call: Call, sizes: Sizes, b: int, seen: Seen) -> str:
+    """What must be undone for the rows to see just what they would of a tree."""
+    if _is_inverted(call, sizes, b, seen):
+        return diagnosis.INVERTED
+    turned = Seen(seen.form, seen.prefix, seen.tree[:, : seen.tree.shape[0]].T)
+    whole = seen.prefix is None or bool(seen.prefix.all())
+    sound = whole and _no_tree(turned, judged(call, sizes, b, turned)) is None
+    return diagnosis.TRANSPOSED if sound else ""
 
 
 def _is_inverted(call: Call, sizes: Sizes, b: int, seen: Seen) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.sizes import (
@@ -20,16 +21,18 @@ from ddtree.spec import index
 def batch(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the number of requests of every field; fixed buffers and slot tables may have room for more."""
     counts, room = batch_counts(call), room_counts(call)
+    fields = counts if call.is_captured else counts | room
     for name, count in counts.items():
         if count != sizes.batch:
+            hint = diagnosis.other_batch(name, fields)
             yield Violation(
-                None, sizes.batch, count, f"{name} has {count} requests: {counts | room}"
+                None, sizes.batch, count, f"{name} has {count} requests: {counts | room}", hint
             )
     for name, count in room.items():
         if count < sizes.batch or (count > sizes.batch and not call.is_captured):
-            yield Violation(
-                None, sizes.batch, count, f"{name} has room for {count} requests: {counts | room}"
-            )
+            hint = diagnosis.other_batch(name, fields)
+            numbers = f"{name} has room for {count} requests: {counts | room}"
+            yield Violation(None, sizes.batch, count, numbers, hint)
     for name in ("slot_table", "slot_table_after"):
         table = call.known().get(name)
         if table is not None and table.shape[0] < sizes.batch:

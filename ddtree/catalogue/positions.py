@@ -122,6 +122,7 @@ ROW_28 = Row(
             swap(positions=torch.tensor([10, 12, 13, 13, 12])),
             Names("positions", 0, 11, 12),
             (Right("positions", None, [10, 11, 12, 12, 11]),),
+            "every position but the root's is 1 too far",
         ),
         CallFault(
             "a run for each level: the second level begins anew at the root",
@@ -196,6 +197,7 @@ ROW_40 = Row(
             lambda c: put(c, "out_cache_loc", slice(0, 3), torch.tensor([9, 10, 11])),
             Names("slot_table", 0, 5, 9),
             (Right("out_cache_loc", slice(0, 3), [5, 6, 7]),),
+            "the slots are those of entries 4 further on",
         ),
         CallFault(
             "the row offsets of a call with other widths",
@@ -269,6 +271,7 @@ ROW_42 = Row(
             swap(positions=torch.tensor([5, 6, 7, 6, 7, 8])),
             Names("positions", 1, 3, 6),
             (Right("positions", None, [5, 6, 6, 3, 4, 4]),),
+            "positions are prefix_len + the row of the whole call, 3 rows too far",
         ),
         CallFault(
             "the depths themselves by row",

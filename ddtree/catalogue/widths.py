@@ -159,6 +159,7 @@ ROW_3 = Row(
             change(lambda c: {"mask_indptr": field(c, "mask_indptr")[:4]}),
             Names("batch", None, 4, 3),
             (Right("mask_indptr", 4, 4 * (13 + 9 + 7 + 5)),),
+            "all other fields speak of 4 requests: mask_indptr is of another batch",
             captured=False,
         ),
         CallFault(
@@ -320,6 +321,7 @@ ROW_18 = Row(
             change(lambda c: {"byte_indptr": field(c, "byte_indptr")[:3]}),
             Names("batch", None, 3, 2),
             (Right("byte_indptr", 3, 4 + 5 + 5),),
+            "all other fields speak of 3 requests: byte_indptr is of another batch",
             captured=False,
         ),
         CallFault(
@@ -328,6 +330,7 @@ ROW_18 = Row(
             swap(prefix_lens=torch.tensor([5, 3, 3])),
             Names("batch", None, 2, 3),
             (Right("qo_indptr", 2, 8),),
+            "all other fields speak of 2 requests: prefix_lens is of another batch",
             captured=False,
         ),
     ),

@@ -168,7 +168,7 @@ COLUMNS_OF_8 = (
         ([17, 9], [5, 3], [8 * 22, 8 * 12], ROWS_OF_8),
         ([17, 17], [5, 3], [17 * 13, 17 * 11], COLUMNS_OF_8),
         ([17], [5], [17 * 13], COLUMNS_OF_8),
-        ([4], [100], [4 * 108], COLUMNS_OF_8),
+        ([3], [100], [3 * 108], COLUMNS_OF_8),
     ],
 )
 def test_half_configured_widths(

@@ -242,6 +242,7 @@ LAYOUT = [
         "the tree written at entry prefix_len + depth",
         change(lambda c: {"out_cache_loc": _by_depth(c)}),
         0,
+        hint="the slots are those of entries prefix_len + depth",
     ),
     Mutant(
         "slot_table",
