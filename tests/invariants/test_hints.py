@@ -320,6 +320,88 @@ def test_token_0_counted_as_padding() -> None:
 # whatever is told of a random corruption is undone and must give the sound call back
 
 
+NAMES = (
+    "mask_indptr",
+    "qo_indptr",
+    "kv_indptr",
+    "positions",
+    "out_cache_loc",
+    "kv_indices",
+    "custom_mask",
+    "num_nodes",
+)
+Cause = Callable[[Call, int], tuple[str, Any]]
+"""A known cause: the field that it spoils, and what that holds then."""
+
+
+def sizes_of(call: Call) -> list[tuple[int, int]]:
+    """(prefix_len, q_len) of each request."""
+    return list(zip(lens_of(call, "kv_indptr"), lens_of(call, "qo_indptr"), strict=True))
+
+
+def kv_cause(made: Callable[[int, int, int], int]) -> Cause:
+    """``kv_indptr`` of lengths made from (prefix_len, q_len, a number)."""
+    return lambda call, n: (
+        "kv_indptr",
+        indptr([made(p, q, n) for p, q in sizes_of(call)], torch.int32),
+    )
+
+
+def mask_cause(edit: Callable[[Tensor], Tensor]) -> Cause:
+    """The real tree columns of all requests edited."""
+
+    def cause(call: Call, _: int) -> tuple[str, Any]:
+        changed = replace(call, custom_mask=field(call, "custom_mask").clone())
+        for square in trees_of(changed, call):
+            square.copy_(edit(square.clone()))
+        return "custom_mask", changed.custom_mask
+
+    return cause
+
+
+def position_cause(made: Callable[[Tensor, Tensor], Tensor]) -> Cause:
+    """Positions behind the roots' made from the depths and each row's number in its request."""
+
+    def cause(call: Call, _: int) -> tuple[str, Any]:
+        rows = torch.cat([torch.arange(q) for _, q in sizes_of(call)])
+        roots = torch.cat([torch.full((q,), p) for p, q in sizes_of(call)])
+        return "positions", made(field(call, "positions") - roots, rows) + roots
+
+    return cause
+
+
+def counted_nonzero(call: Call, _: int) -> tuple[str, Any]:
+    """Nodes counted as tokens that are not 0."""
+    return "num_nodes", (field(call, "token_ids") != 0).sum(dim=1).int()
+
+
+def written_by_depth(call: Call, _: int) -> tuple[str, Any]:
+    """Tree rows written to the entries of their depths."""
+    table, depths = field(call, "slot_table"), field(call, "depths").long()
+    made = [table[b, p + depths[b, :q]] for b, (p, q) in enumerate(sizes_of(call))]
+    return "out_cache_loc", torch.cat(made)
+
+
+CAUSES: tuple[Cause, ...] = (
+    kv_cause(lambda p, q, _: p + q),
+    kv_cause(lambda p, q, _: p + 1),
+    kv_cause(lambda p, q, _: max(p, 1)),
+    kv_cause(lambda p, q, n: min(p, n)),
+    mask_cause(lambda tree: tree.T),
+    mask_cause(lambda tree: torch.ones_like(tree).tril()),
+    mask_cause(torch.ones_like),
+    mask_cause(lambda tree: shallower(tree)),
+    mask_cause(lambda tree: eye(tree)),
+    mask_cause(lambda tree: parent_of(tree)),
+    mask_cause(without_root),
+    mask_cause(lambda tree: tree & ~eye(tree)),
+    position_cause(lambda depth, row: row),
+    position_cause(lambda depth, row: depth + (depth > 0)),
+    counted_nonzero,
+    written_by_depth,
+)
+
+
 @hs.composite
 def corrupted(draw: hs.DrawFn) -> tuple[Call, Call]:
     """A random sound call, and the same with one field changed in a random way, right causes among them."""
@@ -333,17 +415,10 @@ def corrupted(draw: hs.DrawFn) -> tuple[Call, Call]:
     layout = plan_verify(tree, torch.tensor(prefixes), table)
     known = {"prefix_lens": torch.tensor(prefixes)} if draw(hs.booleans()) else {}
     call = Call.of(tree, layout, mask, slot_table=table, **known)
-    names = (
-        "mask_indptr",
-        "qo_indptr",
-        "kv_indptr",
-        "positions",
-        "out_cache_loc",
-        "kv_indices",
-        "custom_mask",
-        "num_nodes",
-    )
-    name = draw(hs.sampled_from(names))
+    if draw(hs.booleans()):
+        name, made = draw(hs.sampled_from(CAUSES))(call, draw(hs.integers(1, 9)))
+        return call, replace(call, **{name: made})
+    name = draw(hs.sampled_from(NAMES))
     value: Any = field(call, name).clone()
     lens = value.diff() if name.endswith("indptr") else value
     how = draw(hs.sampled_from(["shift", "one", "roll", "scale", "random", "flip", "arange"]))
@@ -439,6 +514,18 @@ def by_row(right: Call, broken: Call, *_: str) -> bool:
         bool((found[s : s + n] - sound_positions[s] == torch.arange(n)).all())
         for s, n in zip(starts, nodes, strict=False)
     )
+
+
+def by_call_row(right: Call, broken: Call, *told: str) -> bool:
+    start = int(told[0])
+    b = field(right, "qo_indptr").tolist().index(start)
+    count, root = int(field(right, "num_nodes")[b]), int(field(right, "positions")[start])
+    found = field(broken, "positions")[start : start + count]
+    return torch.equal(found, root + start + torch.arange(count))
+
+
+def counts_nonzero(right: Call, broken: Call, *_: str) -> bool:
+    return field(broken, "num_nodes").tolist() == counted_nonzero(right, 0)[1].tolist()
 
 
 def slots_shifted(right: Call, broken: Call, *told: str) -> bool:
@@ -542,7 +629,7 @@ ORACLES: dict[str, Callable[..., bool]] = {
     r"the root: its column is missing": masks_are(lambda tree: without_root(tree)),
     r"no row sees itself": masks_are(lambda tree: tree & ~eye(tree)),
     r"positions are prefix_len \+ row": by_row,
-    r"the row of the whole call, (\d+) rows too far": lambda r, b, n: True,  # by_call_row below
+    r"the row of the whole call, (\d+) rows too far": by_call_row,
     r"off by (-?\d+): they fit prefix_len": positions_shifted,
     r"every position but the root's is 1 too far": lambda r, b: bool(
         (field(b, "positions") - field(r, "positions") == 1).any()
@@ -556,12 +643,9 @@ ORACLES: dict[str, Callable[..., bool]] = {
         len(set(field(b, "out_cache_loc").tolist())) < field(b, "out_cache_loc").numel()
     ),
     r"leaves out rows? (\d+)": lambda r, b, _: (b.max_q_len or 0) < (r.max_q_len or 0),
-    r"num_nodes counts the tokens that are not 0": lambda r, b: (
-        field(b, "num_nodes").tolist()
-        == [
-            int((t[:n] != 0).sum())
-            for t, n in zip(field(r, "token_ids"), field(r, "num_nodes").tolist(), strict=True)
-        ]
+    r"num_nodes counts the tokens that are not 0": counts_nonzero,
+    r"^the root was not counted": lambda r, b: bool(
+        (field(r, "num_nodes") - field(b, "num_nodes") == 1).all()
     ),
     r"num_nodes is the width of the trees": lambda r, b: (
         field(b, "num_nodes").tolist()
