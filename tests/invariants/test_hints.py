@@ -521,7 +521,8 @@ def by_call_row(right: Call, broken: Call, *told: str) -> bool:
     b = field(right, "qo_indptr").tolist().index(start)
     count, root = int(field(right, "num_nodes")[b]), int(field(right, "positions")[start])
     found = field(broken, "positions")[start : start + count]
-    return torch.equal(found, root + start + torch.arange(count))
+    same: bool = torch.equal(found, root + start + torch.arange(count))
+    return same
 
 
 def counts_nonzero(right: Call, broken: Call, *_: str) -> bool:
