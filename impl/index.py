@@ -12,28 +12,28 @@ import triton
 from ddtree.spec import index
 
 
-def _on_device(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a formula callable from kernels."""
+def on_device(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a plain function callable from kernels."""
     return formula if triton.knobs.runtime.interpret else triton.jit(formula)
 
 
-bit_shift = _on_device(index.bit_shift)
-bit_word = _on_device(index.bit_word)
-block_start = _on_device(index.block_start)
-chunk_len = _on_device(index.chunk_len)
-chunk_start = _on_device(index.chunk_start)
-col_of = _on_device(index.col_of)
-commit_entry = _on_device(index.commit_entry)
-dropped_step = _on_device(index.dropped_step)
-kv_len = _on_device(index.kv_len)
-mask_len = _on_device(index.mask_len)
-mask_offset = _on_device(index.mask_offset)
-packed_byte = _on_device(index.packed_byte)
-packed_len = _on_device(index.packed_len)
-packed_shift = _on_device(index.packed_shift)
-position = _on_device(index.position)
-row_of = _on_device(index.row_of)
-row_offset = _on_device(index.row_offset)
-tree_col = _on_device(index.tree_col)
-unused_row = _on_device(index.unused_row)
-window_start = _on_device(index.window_start)
+bit_shift = on_device(index.bit_shift)
+bit_word = on_device(index.bit_word)
+block_start = on_device(index.block_start)
+chunk_len = on_device(index.chunk_len)
+chunk_start = on_device(index.chunk_start)
+col_of = on_device(index.col_of)
+commit_entry = on_device(index.commit_entry)
+dropped_step = on_device(index.dropped_step)
+kv_len = on_device(index.kv_len)
+mask_len = on_device(index.mask_len)
+mask_offset = on_device(index.mask_offset)
+packed_byte = on_device(index.packed_byte)
+packed_len = on_device(index.packed_len)
+packed_shift = on_device(index.packed_shift)
+position = on_device(index.position)
+row_of = on_device(index.row_of)
+row_offset = on_device(index.row_offset)
+tree_col = on_device(index.tree_col)
+unused_row = on_device(index.unused_row)
+window_start = on_device(index.window_start)

@@ -1,5 +1,8 @@
 """Kernels that find the likeliest tokens of a row, in rank order.
 
+Logits are ranked as they are or, for ``SOFTMAX``, by the log-probs of ``ddtree.spec.softmax``, the same
+bits: two logits may share one.
+
 A number's *cost* is an integer that orders it, the bits of its float32 turned around: smaller is
 likelier. -inf (``NO_COST``) comes after every candidate. A log-prob is at most 0, a logit may be more.
 """
@@ -7,10 +10,22 @@ likelier. -inf (``NO_COST``) comes after every candidate. A log-prob is at most 
 import triton
 import triton.language as tl
 
+from ddtree.impl.exact import (
+    bits_of,
+    exponential,
+    float_of,
+    log_1p,
+    split_steps,
+    weight_steps,
+)
 from ddtree.impl.index import row_offset
+from ddtree.spec import softmax
 
 NO_COST = tl.constexpr(0x7F800000)  # that of -inf: not a candidate
 MIDPOINTS = tl.constexpr(10)
+MIN_FLOAT32 = tl.constexpr(-3.4028234663852886e38)
+TILE_REACH = tl.constexpr(softmax.TILE_REACH)
+ROW_REACH = tl.constexpr(softmax.ROW_REACH)
 
 
 @triton.jit
@@ -81,32 +96,87 @@ def place_smallest(costs, k):
 
 
 @triton.jit
+def candidate(value, LOG_PROBS: tl.constexpr, SOFTMAX: tl.constexpr):
+    """The number itself, -inf for what is no candidate: NaN, a log-prob above 0, a logit of +inf."""
+    if LOG_PROBS:
+        is_one = value <= 0
+    elif SOFTMAX:
+        is_one = value < float("inf")
+    else:
+        is_one = value > float("-inf")
+    return tl.where(is_one, value, float("-inf"))
+
+
+@triton.jit
+def finite(peak):
+    """The peak, 0 where it is that of no token."""
+    return tl.where(peak > float("-inf"), peak, 0.0)
+
+
+@triton.jit
+def weight_of(value, base, REACH: tl.constexpr):
+    """exp(value - base); of what is out of reach, so little that it comes to no step."""
+    difference = value.to(tl.float64) - base.to(tl.float64)
+    difference = tl.where(value >= base - REACH, difference, -REACH)
+    return exponential(difference, bits_of, float_of)
+
+
+@triton.jit
+def log_total_of(peaks, sums, base):
+    """log(sum of exp(logit - base)) of a row, from its tiles' peaks and sums."""
+    weight = weight_of(peaks, base, ROW_REACH) * (sums.to(tl.float64) * 0.0009765625)  # 2**-10
+    whole, part = split_steps(weight, bits_of)
+    rest = tl.sum(whole) - 1099511627776  # in 2**-40: all but the likeliest, which weighs 1
+    total = rest.to(tl.float64) * 9.094947017729282e-13 + tl.sum(part).to(tl.float64) * (
+        4.0389678347315804e-28  # 2**-91
+    )
+    return log_1p(tl.maximum(total, 0.0), bits_of, float_of)
+
+
+@triton.jit
+def log_prob_of(logit, base, log_total):
+    """Log-prob of a logit, float32; -inf where it is below that range."""
+    log_prob = (logit.to(tl.float64) - base.to(tl.float64)) - log_total
+    return tl.where(log_prob >= MIN_FLOAT32, log_prob, float("-inf")).to(tl.float32)
+
+
+@triton.jit
 def group_max_kernel(
     log_probs, group_maxima,  # [B, horizon, vocab], [B, horizon, num_groups] float32
+    tile_peaks, tile_sums,  # for SOFTMAX, [B, horizon, num_tiles] float32, int64
     vocab, num_groups, horizon, stride_b, stride_d,
-    LOG_PROBS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    LOG_PROBS: tl.constexpr, SOFTMAX: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Largest value of each group of GROUP neighbouring tokens; GROUPS groups a program."""
+    """Largest value of each group of GROUP neighbouring tokens; GROUPS groups a program.
+
+    For SOFTMAX a program's tokens are a tile of the reference's, and their weights are summed.
+    """
     b, depth = tl.program_id(2).to(tl.int64), tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     row = log_probs + b * stride_b + depth * stride_d
     value = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    if LOG_PROBS:
-        value = tl.where(value <= 0, value, float("-inf"))
-    else:
-        value = tl.where(value > float("-inf"), value, float("-inf"))  # NaN is least
-    into = row_offset(row_offset(b, horizon, depth), num_groups, group)
-    tl.store(group_maxima + into, tl.max(value, axis=1), mask=group < num_groups)
+    value = candidate(value, LOG_PROBS, SOFTMAX)
+    line = row_offset(b, horizon, depth)
+    largest = tl.max(value, axis=1)
+    tl.store(group_maxima + row_offset(line, num_groups, group), largest, mask=group < num_groups)
+    if SOFTMAX:
+        peak = tl.max(largest, axis=0)
+        steps = weight_steps(weight_of(value, finite(peak), TILE_REACH), bits_of)
+        into = row_offset(line, tl.num_programs(1), tl.program_id(1))
+        tl.store(tile_peaks + into, peak)
+        tl.store(tile_sums + into, tl.sum(steps))
 
 
 @triton.jit
 def rank_kernel(
     log_probs, group_maxima,  # [B, horizon, vocab], [B, horizon, num_groups]
+    tile_peaks, tile_sums,  # for SOFTMAX, [B, horizon, num_tiles]
     groups, unsorted,  # scratch [B, horizon, kept] int32, int64
     ranked_log_probs, ranked_ids,  # out [B, horizon, kept] float32, int32
-    vocab, num_groups, kept, horizon, stride_b, stride_d,
-    LOG_PROBS: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    vocab, num_groups, num_tiles, kept, horizon, stride_b, stride_d,
+    LOG_PROBS: tl.constexpr, SOFTMAX: tl.constexpr, GROUP: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    NUM_TILES: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """One depth's ``kept`` likeliest tokens in rank order: log-prob descending, then id ascending.
 
@@ -116,6 +186,13 @@ def rank_kernel(
     depth, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     line = row_offset(b, horizon, depth)
     scratch = row_offset(line, kept, 0)
+    if SOFTMAX:
+        tile = tl.arange(0, NUM_TILES)
+        at = row_offset(line, num_tiles, tile)
+        peaks = tl.load(tile_peaks + at, mask=tile < num_tiles, other=float("-inf"))
+        sums = tl.load(tile_sums + at, mask=tile < num_tiles, other=0)
+        base = finite(tl.max(peaks, axis=0))
+        log_total = log_total_of(peaks, sums, base)
 
     # The groups worth looking at, ascending.
     group = tl.arange(0, NUM_GROUPS)
@@ -124,7 +201,9 @@ def rank_kernel(
         mask=group < num_groups,
         other=float("-inf"),
     )
-    chosen, place = place_smallest(cost_of(largest, LOG_PROBS), kept)
+    if SOFTMAX:
+        largest = log_prob_of(largest, base, log_total)
+    chosen, place = place_smallest(cost_of(largest, LOG_PROBS or SOFTMAX), kept)
     tl.store(groups + scratch + place, group, mask=chosen)
     num_chosen = tl.sum(chosen.to(tl.int32), axis=0)
     tl.debug_barrier()
@@ -137,7 +216,9 @@ def rank_kernel(
     is_token = (member < num_chosen) & (token < vocab)
     row = log_probs + b * stride_b + depth * stride_d
     value = tl.load(row + token, mask=is_token, other=float("-inf")).to(tl.float32)
-    cost = cost_of(value, LOG_PROBS)
+    if SOFTMAX:
+        value = log_prob_of(candidate(value, False, True), base, log_total)
+    cost = cost_of(value, LOG_PROBS or SOFTMAX)
     chosen, place = place_smallest(cost, kept)
     tl.store(unsorted + scratch + place, (cost.to(tl.int64) << 32) | token, mask=chosen)
     num_chosen = tl.sum(chosen.to(tl.int32), axis=0)

@@ -60,6 +60,7 @@ def verify_round(
     budget: Budget,
     topk: int | None = None,
     *,
+    from_logits: bool = False,
     ragged: bool = False,
     sampling: Sampling | None = None,
     buffers: VerifyBuffers | None = None,
@@ -73,6 +74,7 @@ def verify_round(
         target: the verifying model.
         budget: most non-root nodes of a tree.
         topk: candidates kept at each depth.
+        from_logits: ``draft_log_probs`` holds logits.
         ragged: give each request its ``num_nodes`` rows instead of ``budget + 1`` for all.
         sampling: how the target chooses; None or temperature 0: greedily.
         buffers: fixed buffers to run through; the target, the acceptance and the commit then read
@@ -84,7 +86,7 @@ def verify_round(
     Raises:
         InputError: as the steps raise it.
     """
-    tree = build_tree(draft_log_probs, root_token_ids, budget, topk)
+    tree = build_tree(draft_log_probs, root_token_ids, budget, topk, from_logits=from_logits)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     mask: TreeMask
     if buffers is not None:
@@ -140,6 +142,7 @@ class RoundGraph:
         budget: Budget,
         topk: int | None = None,
         *,
+        from_logits: bool = False,
         ragged: bool = False,
         sampling: Sampling | None = None,
         buffers: VerifyBuffers | None = None,
@@ -155,10 +158,11 @@ class RoundGraph:
             vocab: size of the vocabulary.
             budget: most non-root nodes of a tree.
             topk: candidates kept at each depth.
+            from_logits: the draft comes as logits.
             ragged: give each request its ``num_nodes`` rows.
             sampling: how the target chooses.
             buffers: fixed buffers to run through.
-            dtype: of the draft's log-probs.
+            dtype: of the draft.
         """
         device = target.slot_table.device
         require(
@@ -172,7 +176,7 @@ class RoundGraph:
         def run() -> Round:
             return verify_round(
                 self.draft_log_probs, self.root_token_ids, self.prefix_lens, target, budget, topk,
-                ragged=ragged, sampling=sampling, buffers=buffers,
+                from_logits=from_logits, ragged=ragged, sampling=sampling, buffers=buffers,
             )  # fmt: skip
 
         side = torch.cuda.Stream(device)

@@ -30,6 +30,8 @@ def build_tree(
     root_token_ids: Int64[Tensor, " B"],
     budget: Budget,
     topk: int | None = None,
+    *,
+    from_logits: bool = False,
 ) -> DraftTree:
     """Build one best-first draft tree for each request: the reference's trees, bit for bit.
 
@@ -41,13 +43,17 @@ def build_tree(
         budget: most non-root nodes; the tree has ``Q = budget + 1`` rows.
         topk: candidates kept at each depth; 1 makes a chain. None: ``min(budget, vocab)``, which
             loses nothing.
+        from_logits: ``draft_log_probs`` holds logits: the reference's log-softmax is taken while
+            they are read, and no copy of them is made. NaN and +inf never become a node, and no
+            other token's log-prob depends on them.
 
     Returns:
         The trees, padded to Q rows; with too few candidates, fewer nodes.
 
     Raises:
-        InputError: a negative budget, a topk below 1, shapes that do not agree, or a budget or a
-            horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``.
+        InputError: a negative budget, a topk below 1, shapes that do not agree, a budget or a
+            horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``, or logits over a vocabulary above
+            ``softmax.MAX_VOCAB``.
     """
     require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
     require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
@@ -82,7 +88,7 @@ def build_tree(
         draft_log_probs.new_empty(batch, dtype=torch.int32),
     )
     if batch:
-        log_probs, ids = ranked(draft_log_probs, kept)
+        log_probs, ids = ranked(draft_log_probs, kept, softmax=from_logits)
         _best_first(tree, root_token_ids.contiguous(), log_probs, ids)
     return tree
 

@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 
 from ddtree.impl.index import row_offset
-from ddtree.impl.rank_kernels import NO_COST, cost_of
+from ddtree.impl.rank_kernels import MIN_FLOAT32, NO_COST, cost_of
 
-MIN_FLOAT32 = tl.constexpr(-3.4028234663852886e38)
 LOWEST_SCORE = tl.constexpr(-1.7976931348623157e308)  # the least finite float64
 MANY_PATHS = tl.constexpr(4096)  # counts of paths stop here
 

@@ -70,6 +70,7 @@ def verify_round(
     budget: Budget,
     topk: int | None = None,
     *,
+    from_logits: bool = False,
     ragged: bool = False,
     sampling: Sampling | None = None,
     buffers: VerifyBuffers | None = None,
@@ -83,6 +84,7 @@ def verify_round(
         target: the verifying model.
         budget: most non-root nodes of a tree.
         topk: candidates kept at each depth.
+        from_logits: ``draft_log_probs`` holds logits.
         ragged: give each request its ``num_nodes`` rows instead of ``budget + 1`` for all.
         sampling: how the target chooses; None or temperature 0: greedily.
         buffers: fixed buffers to run through, as a captured graph does; the target, the acceptance
@@ -100,7 +102,7 @@ def verify_round(
         require_kind("sampling", sampling, Sampling)
     if buffers is not None:
         require_kind("buffers", buffers, VerifyBuffers)
-    tree = build_tree(draft_log_probs, root_token_ids, budget, topk)
+    tree = build_tree(draft_log_probs, root_token_ids, budget, topk, from_logits=from_logits)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     mask = tree_mask(tree, layout, "flat")
     if buffers is not None:

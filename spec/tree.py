@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ddtree.spec.contracts import Budget, DraftTree
 from ddtree.spec.dtypes import FLOAT, INDEX, require_tensor
-from ddtree.spec.errors import require, require_int
+from ddtree.spec.errors import require, require_bool, require_int
 from ddtree.spec.index import q_len_of
 from ddtree.spec.public import public
+from ddtree.spec.softmax import log_softmax
 
 Candidates = list[tuple[float, int]]
 """Candidates of one depth in rank order: (log-prob, token id)."""
@@ -28,6 +29,8 @@ def build_tree(
     root_token_ids: Int64[Tensor, " B"],
     budget: Budget,
     topk: int | None = None,
+    *,
+    from_logits: bool = False,
 ) -> DraftTree:
     """Build one best-first draft tree for each request.
 
@@ -42,14 +45,18 @@ def build_tree(
         budget: most non-root nodes; the tree has ``Q = budget + 1`` rows.
         topk: candidates kept at each depth; 1 makes a chain. None: ``min(budget, vocab)``, which
             loses nothing.
+        from_logits: ``draft_log_probs`` holds logits: take ``softmax.log_softmax`` of them, whose
+            bits are the same on every device.
 
     Returns:
         The trees, padded to Q rows; with too few candidates, fewer nodes.
 
     Raises:
         InputError: a budget or topk that is no whole number or too small, dtypes or shapes that do
-            not agree, a negative token, or a log-prob that is NaN or above 0.
+            not agree, a negative token, a log-prob that is NaN or above 0, or a logit that is NaN or
+            +inf.
     """
+    require_bool("from_logits", from_logits)
     require_int("budget", budget, 0, "a tree of the root alone")
     if topk is not None:
         require_int("topk", topk, 1, "a chain")
@@ -68,7 +75,11 @@ def build_tree(
     scores = torch.full((batch, q_len), -torch.inf, dtype=torch.float64)
     num_nodes = torch.zeros(batch, dtype=torch.int32)
     log_probs = draft_log_probs.detach().float().cpu()
-    _require_log_probs(log_probs)
+    if from_logits:
+        _require_logits(log_probs)
+        log_probs = torch.cat([log_softmax(request) for request in log_probs.split(1)])
+    else:
+        _require_log_probs(log_probs)
 
     for b in range(batch):
         candidates = [_ranked(row, kept) for row in log_probs[b]] if kept else []
@@ -96,6 +107,18 @@ def _require_log_probs(log_probs: Tensor) -> None:
             False,
             f"draft_log_probs[{b}, {depth}, {token}] is {value}; a log-prob is at most 0 and "
             "not NaN (for logits, apply log_softmax first)",
+        )
+
+
+def _require_logits(logits: Tensor) -> None:
+    """Refuse NaN and +inf, naming the first."""
+    bad = ~(logits < torch.inf)
+    if bad.any():
+        b, depth, token = (int(i) for i in bad.nonzero()[0])
+        value = logits[b, depth, token].item()
+        require(
+            False,
+            f"draft_log_probs[{b}, {depth}, {token}] is {value}; a logit is finite or -inf",
         )
 
 

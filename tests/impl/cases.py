@@ -28,6 +28,7 @@ class Case:
     """Inputs of every step of one round; later steps take the reference's results of earlier ones."""
 
     draft_log_probs: Tensor
+    draft_logits: Tensor
     root_token_ids: Tensor
     budget: Budget
     topk: int | None
@@ -76,6 +77,31 @@ def draft(kind: str, shape: tuple[int, int, int], generator: torch.Generator) ->
     raise ValueError(kind)
 
 
+def logits(kind: str, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Logits of one kind: ordinary, with ties, with -inf, close by or far apart, of three dtypes."""
+    normal = torch.randn(shape, generator=generator)
+    uniform = torch.rand(shape, generator=generator)
+    match kind:
+        case "normal":
+            return normal * 4 + 9
+        case "grid":
+            return (normal * 2).round()
+        case "flat":
+            return torch.full(shape, -7.25)
+        case "sparse":
+            rows = torch.rand((*shape[:2], 1), generator=generator)
+            return normal.masked_fill(uniform < rows * 1.2, -torch.inf)  # some rows entirely
+        case "zeros":
+            return torch.where(uniform < 0.2, -0.0, normal * 1e-8)  # log-probs that tie
+        case "huge":
+            return 3.4e38 * normal.clamp(-1, 1)
+        case "half":
+            return (normal * 300).half()
+        case "bfloat16":
+            return (normal * 5).bfloat16()
+    raise ValueError(kind)
+
+
 def case(seed: int, kind: str, batch: int, horizon: int, vocab: int, budget: int) -> Case:
     """Draw a round of that size; its draft agrees with the target often."""
     g = torch.Generator().manual_seed(seed)
@@ -84,6 +110,7 @@ def case(seed: int, kind: str, batch: int, horizon: int, vocab: int, budget: int
         return int(torch.randint(low, high + 1, (), generator=g))
 
     log_probs = draft(kind, (batch, horizon, vocab), g)
+    draft_logits = logits(kind, (batch, horizon, vocab), g)
     roots = torch.randint(0, vocab, (batch,), generator=g)
     topk = (None, None, 1, number(1, vocab))[number(0, 3)]
     tree = spec.build_tree(log_probs, roots, Budget(budget), topk)
@@ -99,23 +126,24 @@ def case(seed: int, kind: str, batch: int, horizon: int, vocab: int, budget: int
     layout = spec.plan_verify(tree, prefix_lens, table, q_lens)
 
     rows = int(layout.qo_indptr[-1])
-    logits = torch.randn(rows, vocab, generator=g) * 2
+    target_logits = torch.randn(rows, vocab, generator=g) * 2
     if number(0, 1):
-        logits = logits.round()
+        target_logits = target_logits.round()
     target_ids = torch.randint(0, vocab, (rows,), generator=g)
     for b, start in enumerate(layout.qo_indptr[:-1].tolist()):
         for node in torch.randperm(int(tree.num_nodes[b]), generator=g).tolist():
             if node and torch.rand((), generator=g) < 0.8:
                 target_ids[start + int(tree.parents[b, node])] = tree.token_ids[b, node]
-    logits[torch.arange(rows), target_ids] += 3
+    target_logits[torch.arange(rows), target_ids] += 3
     options = {
         "temperature": (1.0, 0.0, 0.7, 1.9)[number(0, 3)],
         "top_k": (None, number(1, vocab))[number(0, 1)],
         "top_p": (None, 1.0, 0.9, 0.3)[number(0, 3)],
     }
     return Case(
-        log_probs, roots, Budget(budget), topk, prefix_lens, table, page_size, q_lens, tree, layout,
-        target_ids, logits, torch.rand(rows, dtype=torch.float64, generator=g), options,
+        log_probs, draft_logits, roots, Budget(budget), topk, prefix_lens, table, page_size, q_lens,
+        tree, layout,
+        target_ids, target_logits, torch.rand(rows, dtype=torch.float64, generator=g), options,
         spec.accept_greedy(tree, target_ids, layout, Horizon(horizon)),
         attention_inputs(rows, int(table.max()) + 1, number(0, 1) == 1, g),
     )  # fmt: skip
@@ -154,6 +182,12 @@ def named(prefix: str, value: Any) -> Named:
 def run_build_tree(package: ModuleType, c: Case) -> Named:
     """The trees."""
     return named("tree", package.build_tree(c.draft_log_probs, c.root_token_ids, c.budget, c.topk))
+
+
+def run_build_tree_from_logits(package: ModuleType, c: Case) -> Named:
+    """The trees of logits."""
+    tree = package.build_tree(c.draft_logits, c.root_token_ids, c.budget, c.topk, from_logits=True)
+    return named("tree", tree)
 
 
 def run_plan_verify(package: ModuleType, c: Case) -> Named:
@@ -249,6 +283,7 @@ def run_commit_kv(package: ModuleType, c: Case) -> Named:
 
 FUNCTIONS: dict[str, Callable[[ModuleType, Case], Named]] = {
     "build_tree": run_build_tree,
+    "build_tree from logits": run_build_tree_from_logits,
     "plan_verify": run_plan_verify,
     "tree_mask": run_tree_mask,
     "convert_mask": run_convert_mask,

@@ -30,7 +30,9 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     """Call every launcher once."""
     q_len = budget + 1
     log_probs = torch.empty(batch, HORIZON, VOCAB, dtype=dtype)
-    impl.build_tree(log_probs, torch.zeros(batch, dtype=torch.int64), Budget(budget))
+    for from_logits in (False, True):
+        roots = torch.zeros(batch, dtype=torch.int64)
+        impl.build_tree(log_probs, roots, Budget(budget), from_logits=from_logits)
     tree = trees(batch, q_len)
     table = torch.zeros(batch, max_context, dtype=torch.int64)
     prefix_lens = torch.zeros(batch, dtype=torch.int32)

@@ -26,11 +26,12 @@ class Captured:
     ragged: bool = False
     sampling: Sampling | None = None
     with_buffers: bool = False
+    from_logits: bool = False
 
 
 CAPTURED = {
     "slots, fixed width, buffers": Captured(Budget(17), 4, 1, with_buffers=True),
-    "pages of 16, ragged": Captured(Budget(33), 3, 16, ragged=True),
+    "pages of 16, ragged, from logits": Captured(Budget(33), 3, 16, ragged=True, from_logits=True),
     "pages of 4, ragged, cut samples, buffers": Captured(
         Budget(64), 5, 4, ragged=True, sampling=Sampling(0.8, 9, 0.9, seed=11), with_buffers=True
     ),
@@ -56,7 +57,8 @@ def replay(captured: Captured, replays: int, generator: torch.Generator) -> None
         buffers = impl.VerifyBuffers(max_batch, q_len, MAX_CONTEXT - q_len, device="cuda")
     graph = impl.RoundGraph(
         target, max_batch, HORIZON, VOCAB, captured.budget,
-        ragged=captured.ragged, sampling=captured.sampling, buffers=buffers,
+        from_logits=captured.from_logits, ragged=captured.ragged, sampling=captured.sampling,
+        buffers=buffers,
     )  # fmt: skip
     for _ in range(replays):
         batch = int(torch.randint(1, max_batch + 1, (), device="cuda", generator=generator))
@@ -74,7 +76,7 @@ def replay(captured: Captured, replays: int, generator: torch.Generator) -> None
             into.copy_(pool.cpu())
         expected = spec.verify_round(
             log_probs.cpu(), roots.cpu(), prefix_lens.cpu(), reference, captured.budget,
-            ragged=captured.ragged, sampling=captured.sampling,
+            from_logits=captured.from_logits, ragged=captured.ragged, sampling=captured.sampling,
         )  # fmt: skip
         same_round(graph.replay(log_probs, roots, prefix_lens), expected, batch)
         same("slot table", target.slot_table[:batch], reference.slot_table)

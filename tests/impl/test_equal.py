@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as hs
 
 from ddtree import impl, spec
-from tests.impl.cases import FORMS, FUNCTIONS, KINDS, case, differences
+from ddtree.spec import Budget
+from ddtree.spec.softmax import MAX_VOCAB, TILE
+from tests.impl.cases import DEVICE, FORMS, FUNCTIONS, KINDS, case, differences
 
 SIZES = {  # batch, horizon, vocab, budget
     "one node": (1, 1, 1, 1),
@@ -55,12 +59,56 @@ def test_trees_of_every_kind_of_draft_are_equal(
     So it is whether paths are listed and sorted (and popped where too many tie) or all popped.
     """
     monkeypatch.setattr("ddtree.impl.tree.LISTED_FROM", listed_from)
-    assert not differences("build_tree", case(7, kind, 2, 4, 33, 16))
+    c = case(7, kind, 2, 4, 33, 16)
+    assert not differences("build_tree", c)
+    assert not differences("build_tree from logits", c)
 
 
 def test_a_budget_over_the_threshold_lists_its_paths() -> None:
     """A tree of more than one word of nodes, as launched by default."""
     assert not differences("build_tree", case(8, "bfloat16", 1, 6, 131, 99))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_several_tiles_are_equal(kind: str) -> None:
+    """Log-softmax sums tile by tile: rows of one tile more than full ones, and a budget that lists."""
+    assert not differences("build_tree from logits", case(11, kind, 1, 2, 2 * TILE + 77, 40))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # poison is the same for all
+@given(
+    hs.integers(0, 2**32),
+    hs.sampled_from([1, 2, 30, 257, TILE + 1]),
+    hs.sampled_from([0.01, 1.0, 30.0, 3e4]),
+    hs.sampled_from([-6e4, 0.0, 11.0]),
+    hs.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    hs.integers(1, 9),
+    hs.sampled_from([-torch.inf, torch.nan, torch.inf]),
+)
+def test_trees_of_logits_equal_the_reference(
+    seed: int, vocab: int, scale: float, shift: float, dtype: torch.dtype, budget: int, wrong: float
+) -> None:
+    """Any scale, shift, dtype and share of -inf; NaN and +inf count as -inf here."""
+    g = torch.Generator().manual_seed(seed)
+    value = (torch.randn(2, 2, vocab, generator=g) * scale + shift).clamp(max=6e4).to(dtype)
+    left_out = torch.rand(2, 2, vocab, generator=g) < 0.1
+    roots = torch.tensor([3, 4])
+    expected = spec.build_tree(
+        value.masked_fill(left_out, -torch.inf), roots, Budget(budget), from_logits=True
+    )
+    found = impl.build_tree(
+        value.masked_fill(left_out, wrong).to(DEVICE), roots.to(DEVICE), Budget(budget),
+        from_logits=True,
+    )  # fmt: skip
+    for name, tensor in vars(expected).items():
+        assert torch.equal(getattr(found, name).cpu(), tensor), name
+
+
+def test_too_large_a_vocabulary_of_logits_is_refused() -> None:
+    """Its sums might not fit; log-probs need none."""
+    draft = torch.zeros(1, 1, 1, device=DEVICE).expand(1, 1, MAX_VOCAB + 1)
+    with pytest.raises(spec.InputError, match=f"a row has {MAX_VOCAB + 1} logits"):
+        impl.build_tree(draft, torch.zeros(1).long().to(DEVICE), Budget(1), from_logits=True)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.95), (9, None), (3, 0.6), (None, None)])

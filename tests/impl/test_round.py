@@ -25,16 +25,21 @@ def draft_that_agrees(table: Tensor, roots: Tensor, generator: torch.Generator) 
 
 
 @pytest.mark.parametrize(
-    ("budget", "page_size", "ragged", "sampling", "buffered"),
+    ("budget", "page_size", "ragged", "sampling", "buffered", "from_logits"),
     [
-        (8, 1, False, None, True),
-        (17, 4, True, None, False),
-        (5, 4, True, Sampling(0.8, 9, seed=11), True),
-        (7, 1, False, Sampling(1.0, seed=2**64 - 4), False),
+        (8, 1, False, None, True, False),
+        (17, 4, True, None, False, True),
+        (5, 4, True, Sampling(0.8, 9, seed=11), True, False),
+        (7, 1, False, Sampling(1.0, seed=2**64 - 4), False, True),
     ],
 )
 def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
-    budget: int, page_size: int, ragged: bool, sampling: Sampling | None, buffered: bool
+    budget: int,
+    page_size: int,
+    ragged: bool,
+    sampling: Sampling | None,
+    buffered: bool,
+    from_logits: bool,
 ) -> None:
     """Trees, tokens, slots and KV agree; a request with a negative prefix accepts nothing."""
     used = 3
@@ -60,11 +65,11 @@ def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
     fouled(buffers[0])
     found = impl.verify_round(
         log_probs.to(DEVICE), roots.to(DEVICE), prefix_lens.to(DEVICE), target, Budget(budget),
-        ragged=ragged, sampling=sampling, buffers=buffers[0] if buffered else None,
+        from_logits=from_logits, ragged=ragged, sampling=sampling, buffers=buffers[0] if buffered else None,
     )  # fmt: skip
     expected = spec.verify_round(
         log_probs[:used], roots[:used], prefix_lens[:used], reference, Budget(budget),
-        ragged=ragged, sampling=sampling, buffers=buffers[1] if buffered else None,
+        from_logits=from_logits, ragged=ragged, sampling=sampling, buffers=buffers[1] if buffered else None,
     )  # fmt: skip
 
     found = moved(found, "cpu")

@@ -135,6 +135,11 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (draft(draft_log_probs=poisoned(math.nan)), "draft_log_probs[1, 0, 2] is nan"),
     (draft(draft_log_probs=poisoned(0.5)), "draft_log_probs[1, 0, 2] is 0.5"),
     (draft(draft_log_probs=poisoned(math.inf)), "draft_log_probs[1, 0, 2] is inf"),
+    (draft(from_logits=1), "from_logits is 1; expected True or False"),
+    (
+        draft(draft_log_probs=poisoned(math.nan), from_logits=True),
+        "draft_log_probs[1, 0, 2] is nan; a logit is finite or -inf",
+    ),
     (draft(budget=4.5), "budget is 4.5; expected a whole number"),
     (draft(budget=None), "budget is None; expected a whole number"),
     (draft(budget=True), "budget is True; expected a whole number"),

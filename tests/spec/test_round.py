@@ -12,6 +12,7 @@ from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import Budget
 from ddtree.spec.round import Round, verify_round
 from ddtree.spec.sampling import Sampling
+from ddtree.spec.softmax import log_softmax
 from tests import oracles
 
 
@@ -223,3 +224,16 @@ def test_text_does_not_depend_on_the_budget(
     while len(expected) < len(text):
         expected.append(choose_token(target, (*prompt, *expected), sampling, seed))
     assert text == expected
+
+
+@given(st.round_cases(), hs.floats(-3, 3, width=16))
+def test_logits_give_the_round_of_their_log_probs(case: st.RoundCase, shift: float) -> None:
+    """``from_logits`` takes log-softmax of the draft and changes nothing else."""
+    logits = case.draft_log_probs + shift
+    expected = run(replace(case, draft_log_probs=log_softmax(logits)))
+    found = verify_round(
+        logits, case.root_token_ids, case.prefix_lens, case.target(), case.budget, case.topk,
+        from_logits=True,
+    )  # fmt: skip
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.tree.scores, expected.tree.scores)
