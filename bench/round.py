@@ -1,17 +1,22 @@
 """The round without the model on one GPU: checked against the reference, then timed in CUDA graphs.
 
-Usage, from the repository's root: ``python3 bench/round.py [--part trees|rounds|times] [--out FILE]``.
+Usage, from the repository's root: ``python3 bench/round.py [--part trees rounds times choice]
+[--shapes 64x1,512x1] [--out FILE]``. A shape is budget x batch; its times are written into FILE as soon
+as they are there, beside those of other shapes, so that a run may be cut in pieces.
 
 Each figure is the median time of a graph's replays over the rounds in it; each round of a graph
-reads its own inputs, together larger than the L2 cache. Nothing is timed before the same call has
-equalled the reference. ``whole`` = build + plan + bits + accept + commit.
+reads its own inputs, together larger than the L2 cache. No shape is timed before its calls have equalled
+the reference, in processes of their own. ``whole`` = build + plan + bits + accept + commit.
 """
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,17 +36,38 @@ from tests.impl.replays import CAPTURED, replay, same  # noqa: E402
 
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
 VOCAB, HORIZON, PREFIX = 151936, 15, 2048
-SHAPES = [(16, 1), (64, 1), (128, 1), (256, 1), (512, 1), (1024, 1), (16, 32), (64, 32), (64, 8)]
+SHAPES = [(budget, batch) for batch in (1, 8, 32) for budget in (16, 64, 128, 256, 512, 1024)]
 """(budget, batch)"""
 TARGETS = {(64, 1): 60.0, (512, 1): 250.0, (64, 32): 400.0}
 """Microseconds of ``whole``."""
+TREES = [  # batch, horizon, vocab, budget
+    (1, 15, 151936, 64), (1, 15, 151936, 512), (2, 31, 32000, 1024), (3, 7, 262144, 255),
+    (2, 15, 1000, 1024), (5, 3, 7, 33), (4, 15, 50257, 16), (1, 1, 33, 64), (33, 7, 997, 17),
+    (256, 4, 131, 8), (2, 0, 5, 4), (2, 3, 5, 0),
+]  # fmt: skip
+MOST_LOGITS = 6_000_000
+"""Of one random batch of trees: the reference takes a second or two for them."""
 
 
-def draft(batch: int, horizon: int, vocab: int, generator: torch.Generator) -> torch.Tensor:
-    """Log-probs on the GPU of bf16 logits: sharp at first, flatter with depth, many ties."""
+@contextmanager
+def workers(count: int) -> Iterator[Executor]:
+    """Processes that share the GPU and hold ``impl`` to the reference, a core each."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=start_worker) as pool:
+        yield pool
+
+
+def start_worker() -> None:
+    """Use one core, and poison what torch.empty returns."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def draft_logits(batch: int, horizon: int, vocab: int, generator: torch.Generator) -> torch.Tensor:
+    """Bf16 logits on the GPU: sharp at first, flatter with depth, many ties."""
     spread = torch.linspace(6.0, 3.0, max(horizon, 1), device="cuda")[:horizon, None]
     logits = torch.randn(batch, horizon, vocab, device="cuda", generator=generator) * spread
-    return logits.bfloat16().float().log_softmax(-1)
+    return logits.bfloat16()
 
 
 def followed(
@@ -77,42 +103,76 @@ def same_tree(name: str, found: spec.DraftTree, expected: spec.DraftTree) -> Non
         same(f"{name} {field}", getattr(found, field), getattr(expected, field))
 
 
-def check_trees(generator: torch.Generator) -> int:
-    """Hold ``build_tree`` to the reference on fresh inputs of many kinds; return how many."""
-    count = 0
-    for batch, horizon, vocab, budget in [
-        (1, 15, 151936, 64), (1, 15, 151936, 512), (2, 31, 32000, 1024), (3, 7, 262144, 255),
-        (2, 15, 1000, 1024), (5, 3, 7, 33), (4, 15, 50257, 16), (1, 1, 33, 64), (33, 7, 997, 17),
-        (256, 4, 131, 8), (2, 0, 5, 4), (2, 3, 5, 0),
-    ]:  # fmt: skip
-        shape = (batch, horizon, vocab)
-        base = draft(*shape, generator)
-        noise = torch.rand(shape, device="cuda", generator=generator)
-        kinds = {
-            "bf16 logits": base,
-            "normal": torch.randn(shape, device="cuda", generator=generator).log_softmax(-1),
-            "flat": torch.zeros(shape, device="cuda").log_softmax(-1),
-            "grid": (noise * 6).floor().log_softmax(-1),
-            "sparse": base.masked_fill(noise < 0.9, -torch.inf),
-            "two left": base.masked_fill(
-                base < base.topk(min(2, vocab), -1).values[..., -1:], -torch.inf
-            ),
-            "zeros": torch.where(noise < 0.01, -0.0, -noise * 1e-18 - (noise < 0.5).float()),
-            "huge": -3.4e38 * noise,
-        }
-        if batch == 1:
-            kinds |= {"bf16": base.bfloat16(), "fp16": base.half()}
-        for kind, log_probs in kinds.items():
-            roots = torch.randint(0, vocab, (batch,), device="cuda", generator=generator)
-            for topk in (None, 4) if kind == "grid" else (None,):
-                found = impl.build_tree(log_probs, roots, budget, topk)
-                same_tree(
-                    f"{shape} budget {budget} {kind}",
-                    found,
-                    spec.build_tree(log_probs.cpu(), roots.cpu(), budget, topk),
-                )
-                count += 1
-    return count
+def check_tree(name: str, draft: torch.Tensor, budget: int, topk: int | None, logits: bool) -> None:
+    """Hold one batch of trees to the reference."""
+    roots = torch.randint(0, draft.shape[2], draft.shape[:1], device="cuda")
+    same_tree(
+        f"{name} {list(draft.shape)} {draft.dtype} budget {budget} topk {topk} logits {logits}",
+        impl.build_tree(draft, roots, budget, topk, from_logits=logits),
+        spec.build_tree(draft.cpu(), roots.cpu(), budget, topk, from_logits=logits),
+    )
+
+
+def check_kinds(shape: tuple[int, int, int, int]) -> int:
+    """Hold ``build_tree`` to the reference on one shape's inputs of many kinds; return how many."""
+    *sizes, budget = shape
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    logits = draft_logits(*sizes, generator)
+    base = logits.float().log_softmax(-1)
+    normal = torch.randn(sizes, device="cuda", generator=generator)
+    noise = torch.rand(sizes, device="cuda", generator=generator)
+    second = base.topk(min(2, base.shape[2]), -1).values[..., -1:]
+    grid = (noise * 6).floor()
+    log_probs = {
+        "bf16 logits": base,
+        "normal": normal.log_softmax(-1),
+        "flat": torch.zeros_like(noise).log_softmax(-1),
+        "grid": grid.log_softmax(-1),
+        "sparse": base.masked_fill(noise < 0.9, -torch.inf),
+        "two left": base.masked_fill(base < second, -torch.inf),
+        "zeros": torch.where(noise < 0.01, -0.0, -noise * 1e-18 - (noise < 0.5).float()),
+        "huge": -3.4e38 * noise,
+        "bf16": base.bfloat16(),
+        "fp16": base.half(),
+    }
+    of_logits = {
+        "bf16": logits,
+        "fp16": logits.half(),
+        "normal": normal * 5 + 3,
+        "flat": torch.full_like(noise, 7.5),
+        "grid": grid.bfloat16(),
+        "hairs": normal * 1e-7,
+        "sparse": logits.masked_fill(noise < 0.9, -torch.inf),
+        "two left": logits.masked_fill(base < second, -torch.inf),
+        "huge": 3.4e38 * normal.clamp(-1, 1),
+        "log-probs": base,
+    }
+    for is_logits, kinds in ((False, log_probs), (True, of_logits)):
+        for kind, draft in kinds.items():
+            check_tree(kind, draft, budget, 4 if kind == "sparse" else None, is_logits)
+    return len(log_probs) + len(of_logits)
+
+
+def check_random(seed: int) -> int:
+    """Hold one random batch of trees from logits to the reference: any shape, dtype, scale, ties."""
+    g = torch.Generator().manual_seed(seed)
+
+    def one_of(*values: Any) -> Any:
+        return values[int(torch.randint(0, len(values), (), generator=g))]
+
+    vocab = one_of(1, 2, 33, 997, 4096, 4097, 32000, 50257, 151936, 262144)
+    horizon, budget = one_of(1, 3, 7, 15, 31), one_of(1, 8, 17, 33, 64, 255, 512, 1024)
+    batch = one_of(1, 2, 5, 33, 256)
+    batch = max(1, min(batch, MOST_LOGITS // (horizon * vocab)))
+    draft = torch.randn(batch, horizon, vocab, generator=g)
+    draft = draft * one_of(1e-8, 0.1, 1.0, 3.0, 8.0, 100.0, 1e4) + one_of(0.0, 0.0, -9.0, 3e4)
+    draft = draft.clamp(-6e4, 6e4).to(one_of(torch.float32, torch.bfloat16, torch.float16))
+    if one_of(False, True):
+        draft = draft.round()
+    share = one_of(0.0, 0.0, 0.5, 0.999, 1.0)
+    draft = draft.masked_fill(torch.rand(draft.shape, generator=g) < share, -torch.inf)
+    check_tree(f"seed {seed}", draft.cuda(), budget, one_of(None, None, 1, 5), True)
+    return 1
 
 
 def check_rounds(generator: torch.Generator, replays: int) -> int:
@@ -124,8 +184,9 @@ def check_rounds(generator: torch.Generator, replays: int) -> int:
 
 @dataclass
 class Inputs:
-    """One round's inputs on the GPU."""
+    """One round's inputs on the GPU; the log-probs are PyTorch's of the logits."""
 
+    logits: torch.Tensor
     log_probs: torch.Tensor
     roots: torch.Tensor
     prefix_lens: torch.Tensor
@@ -133,16 +194,73 @@ class Inputs:
     target_ids: torch.Tensor
 
 
-def whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> tuple[Any, ...]:
+def draw_inputs(budget: int, batch: int, generator: torch.Generator) -> tuple[Inputs, torch.Tensor]:
+    """Draw one round's inputs and its slot table, in pages of 16."""
+    context = PREFIX + budget + 1
+    order = torch.randperm(batch * pages_of(budget), device="cuda", generator=generator)
+    table = order[:, None] * 16 + torch.arange(16, device="cuda")
+    table = table.view(batch, -1)[:, :context].contiguous()
+    logits = draft_logits(batch, HORIZON, VOCAB, generator)
+    log_probs = logits.float().log_softmax(-1)
+    roots = torch.randint(0, VOCAB, (batch,), device="cuda", generator=generator)
+    prefix_lens = torch.randint(
+        PREFIX // 2, PREFIX, (batch,), device="cuda", dtype=torch.int32, generator=generator
+    )
+    tree = impl.build_tree(logits, roots, budget, from_logits=True)
+    layout = impl.plan_verify(tree, prefix_lens, table)
+    target_ids = followed(tree, layout, generator)
+    return Inputs(logits, log_probs, roots, prefix_lens, table, target_ids), table
+
+
+def pages_of(budget: int) -> int:
+    """Pages of 16 entries that a request may fill."""
+    return -(-(PREFIX + budget + 1) // 16)
+
+
+def draw_pools(budget: int, batch: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Draw key and value pools of all layers."""
+    shape = (batch * pages_of(budget) * 16, KV_HEADS, HEAD_DIM)
+    return [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for _ in range(2 * LAYERS)
+    ]
+
+
+def paged(pools: list[torch.Tensor], table: torch.Tensor, page_size: int) -> spec.PagedKV:
+    """A KV of these pools with a slot table of its own."""
+    return spec.PagedKV(tuple(pools[:LAYERS]), tuple(pools[LAYERS:]), table.clone(), page_size)
+
+
+def build(inputs: Inputs, budget: int, from_logits: bool) -> spec.DraftTree:
+    """The trees, from logits in bf16 or from log-probs in float32."""
+    draft = inputs.logits if from_logits else inputs.log_probs
+    return impl.build_tree(draft, inputs.roots, budget, from_logits=from_logits)
+
+
+def whole(
+    inputs: Inputs, kv: spec.PagedKV, budget: int, *, from_logits: bool = True
+) -> tuple[Any, ...]:
     """Everything of a round but the model."""
-    tree = impl.build_tree(inputs.log_probs, inputs.roots, budget)
+    tree = build(inputs, budget, from_logits)
     layout = impl.plan_verify(tree, inputs.prefix_lens, kv.slot_table)
     mask = impl.tree_mask(tree, layout)
     acceptance = impl.accept_greedy(tree, inputs.target_ids, layout, HORIZON)
     return tree, layout, mask, acceptance, impl.commit_kv(kv, layout, acceptance)
 
 
-def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> None:
+def check_shape(shape: tuple[int, int]) -> tuple[int, int]:
+    """Hold whole rounds of one shape to the reference: logits and slots, log-probs and pages."""
+    budget, batch = shape
+    generator = torch.Generator("cuda").manual_seed(budget + batch)
+    pools = draw_pools(budget, batch, generator)
+    inputs, table = draw_inputs(budget, batch, generator)
+    for page_size, from_logits in ((1, True), (16, False)):
+        whole(inputs, paged(pools, table, page_size), budget, from_logits=from_logits)  # compile
+        check_whole(inputs, paged(pools, table, page_size), budget, from_logits)
+    return shape
+
+
+def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int, from_logits: bool) -> None:
     """Hold one whole round to the reference, with the sync debug mode on."""
     known_kv = to(
         "cpu",
@@ -155,9 +273,10 @@ def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int) -> None:
     )
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
-    tree, layout, mask, acceptance, commit = whole(inputs, kv, budget)
+    tree, layout, mask, acceptance, commit = whole(inputs, kv, budget, from_logits=from_logits)
     torch.cuda.set_sync_debug_mode("default")
-    known_tree = spec.build_tree(inputs.log_probs.cpu(), inputs.roots.cpu(), budget)
+    draft = inputs.logits if from_logits else inputs.log_probs
+    known_tree = spec.build_tree(draft.cpu(), inputs.roots.cpu(), budget, from_logits=from_logits)
     same_tree("whole", tree, known_tree)
     known = spec.plan_verify(known_tree, inputs.prefix_lens.cpu(), known_kv.slot_table)
     for field in ("qo_indptr", "kv_indptr", "mask_indptr", "positions", "out_cache_loc"):
@@ -199,49 +318,21 @@ def microseconds(calls: list[Callable[[], Any]], repeats: int = 30) -> float:
 
 
 def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, float]:
-    """Check and time one shape."""
-    q_len, context = budget + 1, PREFIX + budget + 1
-    sets = max(2, min(12, -(-120_000_000 // (batch * HORIZON * VOCAB * 4))))
-    pages = -(-context // 16)
-    num_slots = batch * pages * 16
-    pools = [
-        torch.randn(num_slots, KV_HEADS, HEAD_DIM, device="cuda", generator=generator).bfloat16()
-        for _ in range(2 * LAYERS)
-    ]
-    inputs, kvs = [], {1: [], 16: []}
-    for _ in range(sets):
-        order = torch.randperm(batch * pages, device="cuda", generator=generator)
-        table = (
-            (order[:, None] * 16 + torch.arange(16, device="cuda"))
-            .view(batch, -1)[:, :context]
-            .contiguous()
-        )
-        log_probs = draft(batch, HORIZON, VOCAB, generator)
-        roots = torch.randint(0, VOCAB, (batch,), device="cuda", generator=generator)
-        prefix_lens = torch.randint(
-            PREFIX // 2, PREFIX, (batch,), device="cuda", dtype=torch.int32, generator=generator
-        )
-        tree = impl.build_tree(log_probs, roots, budget)
-        layout = impl.plan_verify(tree, prefix_lens, table)
-        inputs.append(
-            Inputs(log_probs, roots, prefix_lens, table, followed(tree, layout, generator))
-        )
-        for page_size, rows in kvs.items():
-            rows.append(
-                spec.PagedKV(tuple(pools[:LAYERS]), tuple(pools[LAYERS:]), table.clone(), page_size)
-            )
-    for rows in kvs.values():
-        whole(inputs[-1], rows[-1], budget)  # compile
-        check_whole(inputs[0], rows[0], budget)
-
+    """Time one shape."""
+    sets = max(2, min(24, -(-120_000_000 // (batch * HORIZON * VOCAB * 2))))
+    pools = draw_pools(budget, batch, generator)
+    drawn = [draw_inputs(budget, batch, generator) for _ in range(sets)]
+    inputs = [each for each, _ in drawn]
+    kvs = {size: [paged(pools, table, size) for _, table in drawn] for size in (1, 16)}
     made = [whole(i, kv, budget) for i, kv in zip(inputs, kvs[16], strict=True)]
     pairs = list(zip(inputs, made, strict=True))
+    kept = min(budget, VOCAB)
     result = {
         "accepted": statistics.mean(float(m[3].num_accepted.float().mean()) for m in made),
-        "build": microseconds(
-            [lambda i=i: impl.build_tree(i.log_probs, i.roots, budget) for i in inputs]
-        ),
-        "rank": microseconds([lambda i=i: ranked(i.log_probs, min(budget, VOCAB)) for i in inputs]),
+        "build": microseconds([lambda i=i: build(i, budget, True) for i in inputs]),
+        "rank": microseconds([lambda i=i: ranked(i.logits, kept, softmax=True) for i in inputs]),
+        "log_probs_build": microseconds([lambda i=i: build(i, budget, False) for i in inputs]),
+        "log_probs_rank": microseconds([lambda i=i: ranked(i.log_probs, kept) for i in inputs]),
         "plan": microseconds(
             [lambda i=i, m=m: impl.plan_verify(m[0], i.prefix_lens, i.slot_table) for i, m in pairs]
         ),
@@ -260,23 +351,27 @@ def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, fl
                 for (_, m), kv in zip(pairs, rows, strict=True)
             ]
         )
-        result[f"whole{page_size}"] = microseconds(
-            [lambda i=i, kv=kv: whole(i, kv, budget) for i, kv in zip(inputs, rows, strict=True)]
+    for name, page_size, from_logits in (
+        ("whole1", 1, True), ("whole16", 16, True), ("log_probs_whole1", 1, False),
+    ):  # fmt: skip
+        result[name] = microseconds(
+            [
+                lambda i=i, kv=kv, f=from_logits: whole(i, kv, budget, from_logits=f)
+                for i, kv in zip(inputs, kvs[page_size], strict=True)
+            ]
         )
-    if batch * q_len <= 65:
-        result.update(measure_choice(made[0], batch * q_len, generator))
     return result
 
 
-def measure_choice(
-    made: tuple[Any, ...], rows: int, generator: torch.Generator
-) -> dict[str, float]:
-    """Check and time the target's choice from bf16 logits: argmax and samples."""
+def measure_choice(generator: torch.Generator, rows: int = 65) -> dict[str, float]:
+    """Check and time the target's choice of one tree from bf16 logits: argmax and samples."""
     logits = [
         (torch.randn(rows, VOCAB, device="cuda", generator=generator) * 4).bfloat16()
         for _ in range(3)
     ]
-    tree, layout = made[0], made[1]
+    inputs, table = draw_inputs(rows - 1, 1, generator)
+    tree = build(inputs, rows - 1, from_logits=True)
+    layout = impl.plan_verify(tree, inputs.prefix_lens, table)
     sampling = spec.Sampling(seed=7)
     uniforms = row_uniforms(sampling, layout, tree.token_ids.shape[0])
     same(
@@ -308,52 +403,72 @@ def measure_choice(
     return result
 
 
+def shapes_of(text: str) -> list[tuple[int, int]]:
+    """Read ``64x1,512x32``."""
+    pairs = [part.split("x") for part in text.split(",")]
+    return [(int(budget), int(batch)) for budget, batch in pairs]
+
+
 def main() -> None:
     """Check, measure, print a table, write JSON."""
+    parts = ("trees", "rounds", "times", "choice")
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--part", choices=("trees", "rounds", "times"), help="one part alone")
+    parser.add_argument("--part", nargs="+", choices=parts, default=parts, help="these parts alone")
+    parser.add_argument("--shapes", type=shapes_of, default=SHAPES, help="budget x batch, ...")
+    parser.add_argument("--random", type=int, default=200, help="random batches of trees")
     parser.add_argument("--replays", type=int, default=50, help="replays of each captured round")
+    parser.add_argument("--processes", type=int, default=16, help="that compare with the reference")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     generator = torch.Generator("cuda").manual_seed(options.seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what torch.empty returns
-    if options.part in (None, "trees"):
-        print(f"trees equal to the reference: {check_trees(generator)}", flush=True)
-    if options.part in (None, "rounds"):
-        count = check_rounds(generator, options.replays)
-        print(f"captured rounds equal to the reference: {count}", flush=True)
-    torch.use_deterministic_algorithms(False)
-    if options.part in (None, "times"):
-        measure_all(generator, options.out)
+    with workers(options.processes) as pool:
+        shapes = pool.map(check_shape, options.shapes if "times" in options.part else ())
+        fixed = pool.map(check_kinds, TREES if "trees" in options.part else ())
+        drawn = pool.map(check_random, range(options.random if "trees" in options.part else 0))
+        if "rounds" in options.part:
+            torch.use_deterministic_algorithms(True, warn_only=True)  # poisons torch.empty
+            count = check_rounds(generator, options.replays)
+            torch.use_deterministic_algorithms(False)
+            print(f"captured rounds equal to the reference: {count}", flush=True)
+        checked = list(shapes)
+        print(f"whole rounds equal to the reference: {checked}", flush=True)
+        print(f"batches of trees equal to it: {sum(fixed)} + {sum(drawn)} random", flush=True)
+    if "times" in options.part:
+        measure_all(checked, generator, options.out)
+    if "choice" in options.part:
+        print(f"the target's choice of 65 rows: {measure_choice(generator)}")
 
 
-def measure_all(generator: torch.Generator, out: Path | None) -> None:
-    """Time every shape, print a table, write JSON."""
+def measure_all(
+    shapes: Sequence[tuple[int, int]], generator: torch.Generator, out: Path | None
+) -> None:
+    """Time every shape, print a table, write JSON after each."""
     machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
-    results = []
-    names: list[str] = []
-    for budget, batch in SHAPES:
+    rows = {}
+    if out and out.exists():
+        rows = {(r["budget"], r["batch"]): r for r in json.loads(out.read_text())["us"]}
+    for at, (budget, batch) in enumerate(shapes):
         result = measure(budget, batch, generator)
-        names = names or list(result)
         target = TARGETS.get((budget, batch))
-        results.append({"budget": budget, "batch": batch, "target_us": target, **result})
-        if len(results) == 1:
-            print("budget batch " + " ".join(f"{name:>8}" for name in names) + "   target")
+        rows[budget, batch] = {"budget": budget, "batch": batch, "target_us": target, **result}
+        if at == 0:
+            print("budget batch " + " ".join(f"{name:>8}" for name in result) + "   target")
         print(
             f"{budget:6} {batch:5} "
-            + " ".join(f"{result[n]:8.1f}" if n in result else " " * 8 for n in names)
+            + " ".join(f"{us:{max(8, len(name))}.1f}" for name, us in result.items())
             + f"   {target or ''}",
             flush=True,
         )
         torch.cuda.empty_cache()
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"machine": machine, "us": results}, indent=1) + "\n")
+        if out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            ordered = sorted(rows.values(), key=lambda row: (row["batch"], row["budget"]))
+            out.write_text(json.dumps({"machine": machine, "us": ordered}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
