@@ -4,7 +4,7 @@
     python bench/plot.py out/*.json          these
 
 Attention: each cell's time over its floor, ours and every peer's. Official: the stages of the official
-round, and ours. Round: the steps of our round.
+round, and ours. Round: our round by budget and batch, with the targets.
 """
 
 import argparse
@@ -131,23 +131,37 @@ def draw_official(result: dict[str, Any]) -> Any:
 
 
 def draw_round(result: dict[str, Any]) -> Any:
-    """The steps of our round, side by side for each shape."""
-    rows = result["us"]
-    steps = ("build", "plan", "bits", "accept", "commit1", "commit16", "whole1", "whole16")
-    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
-    for i, step in enumerate(steps):
-        columns = [column + (i - 3.5) * 0.1 for column in range(len(rows))]
-        axes.bar(columns, [row.get(step, 0) for row in rows], 0.1, label=step)
-    targets = [(column, row["target_us"]) for column, row in enumerate(rows) if row["target_us"]]
-    for column, target in targets:
-        axes.hlines(target, column - 0.45, column + 0.45, color="black", linewidth=1)
+    """One line for each batch and kind of draft over the budgets, and a mark for each target."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    batches = sorted({row["batch"] for row in result["us"]})
+    for batch, color in zip(batches, mpl.color_sequences["tab10"], strict=False):
+        rows = [row for row in result["us"] if row["batch"] == batch]
+        budgets = [row["budget"] for row in rows]
+        for name, style, of in (
+            ("whole1", "o-", "bf16 logits"),
+            ("log_probs_whole1", "x--", "float32 log-probs"),
+        ):
+            times = [row[name] for row in rows]
+            axes.plot(budgets, times, style, color=color, label=f"batch {batch}, {of}")
+        held = [(row["budget"], row["target_us"]) for row in rows if row["target_us"]]
+        if held:
+            axes.plot(*zip(*held, strict=True), "v", color=color, label=f"batch {batch}, target")
+    axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(rows)), [f"{row['budget']}, {row['batch']}" for row in rows])
-    axes.set_xlabel("budget, batch (black: the target of the whole)")
-    axes.set_ylabel("microseconds")
-    axes.set_title(f"The round without the model, {result['machine']['gpu']}", fontsize=11)
-    axes.grid(axis="y", which="both", alpha=0.25)
-    figure.legend(fontsize=8, loc="outside right upper")
+    budgets = sorted({row["budget"] for row in result["us"]})
+    axes.set_xticks(budgets, [str(budget) for budget in budgets])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_xlabel("budget")
+    axes.set_ylabel("µs")
+    machine = result["machine"]
+    axes.set_title(
+        "A round without the model, vocabulary 151936, horizon 15, page size 1,\n"
+        f"{machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}",
+        fontsize=10,
+    )
+    axes.grid(which="both", alpha=0.3)
+    axes.legend(fontsize=8)
     return figure
 
 

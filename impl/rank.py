@@ -16,9 +16,6 @@ MAX_KEPT = 1024
 TOKENS_PER_PROGRAM = TILE
 """Tokens that one program of the pass over the vocabulary reads: a tile of log-softmax."""
 
-WARPS, SUM_WARPS = 8, 8
-"""Warps of such a program, without and with log-softmax."""
-
 
 def ranked(
     rows: Tensor, kept: int, *, log_probs: bool = True, softmax: bool = False
@@ -63,7 +60,7 @@ def ranked(
     group_max_kernel[(horizon, num_tiles, batch)](
         rows, maxima, peaks, sums, vocab, num_groups, horizon, *strides,
         LOG_PROBS=log_probs and not softmax, SOFTMAX=softmax, GROUP=group, GROUPS=groups_per_program,
-        num_warps=SUM_WARPS if softmax else WARPS, enable_fp_fusion=False,
+        num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
 
     padded_groups, padded_kept = triton.next_power_of_2(num_groups), triton.next_power_of_2(kept)

@@ -45,6 +45,8 @@ class Compiled:
     """Bytes of local memory a thread: spills, above all."""
     shared: int
     """Bytes of shared memory a program."""
+    fused: int
+    """Fused multiply-adds on float64 in the PTX."""
 
 
 @contextmanager
@@ -90,7 +92,8 @@ def _compile(kernel: Any, args: Any, kwargs: dict[str, Any], target: GPUTarget) 
     binary = triton.compile(source, target=target, options=options)
     registers, stack = _resources(binary.asm["cubin"])
     metadata = binary.metadata
-    return Compiled(kernel.__name__, metadata.num_warps, registers, stack, metadata.shared)
+    fused = binary.asm["ptx"].count("fma.rn.f64")
+    return Compiled(kernel.__name__, metadata.num_warps, registers, stack, metadata.shared, fused)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

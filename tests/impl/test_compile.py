@@ -27,7 +27,10 @@ def long(*values: int) -> ParameterSet:
     ],
 )
 def test_every_launch_compiles_with_few_spills(capability: int, budget: int) -> None:
-    """Each launch of a round becomes machine code whose stack stays within the limit."""
+    """Each launch of a round becomes machine code whose stack stays within the limit.
+
+    The kernels of log-softmax, whose every operation rounds as the reference's, fuse none.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-m", "tests.impl.compile_round", str(capability), str(budget)],
@@ -41,3 +44,6 @@ def test_every_launch_compiles_with_few_spills(capability: int, budget: int) -> 
     kernels = json.loads(run.stdout)
     assert len({kernel["name"] for kernel in kernels}) == 20
     assert [k for k in kernels if k["stack"] > MAX_STACK] == []
+    exact = {"group_max_kernel", "rank_kernel"}
+    assert [k for k in kernels if k["name"] in exact and k["fused"]] == []
+    assert any(kernel["fused"] for kernel in kernels)  # where it is let, the compiler fuses
