@@ -32,6 +32,7 @@ from ddtree.spec.contracts import DraftTree, PagedKV
 from ddtree.spec.errors import InputError
 from ddtree.spec.public import Observer, set_observer
 from ddtree.spec.round import Round
+from ddtree.spec.softmax import log_softmax
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -223,6 +224,8 @@ def _entry(given: dict[str, Any]) -> dict[str, Any]:
     """The fields that the arguments tell. Buffers about to be filled still hold another call: not they."""
     known = Call.of(*(value for value in given.values() if isinstance(value, _PARTS))).known()
     known |= {name: given[name] for name in _BY_NAME if given.get(name) is not None}
+    if given.get("from_logits") is True:
+        known["draft_log_probs"] = _log_probs(given["draft_log_probs"])
     for name, axes in _AXES.items():
         value = given.get(name)
         if isinstance(value, Tensor):
@@ -241,6 +244,14 @@ def _entry(given: dict[str, Any]) -> dict[str, Any]:
         batch, rows = tree.token_ids.shape
         known["q_lens"] = torch.full((batch,), rows)  # plan_verify's default: all rows of the tree
     return known
+
+
+def _log_probs(draft_logits: Tensor) -> Tensor:
+    """The log-probs that a tree of logits is made of; NaN where a logit is NaN or +inf."""
+    is_one = draft_logits < torch.inf
+    logits = draft_logits.detach().masked_fill(~is_one, -torch.inf)
+    made = torch.cat([log_softmax(request) for request in logits.split(1)])  # wide: one at a time
+    return made.masked_fill(~is_one, torch.nan)
 
 
 _commits: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -350,6 +350,21 @@ def test_a_draft_of_no_log_probs_is_named(part: str, value: float) -> None:
     assert str(caught.value.found) == str(value)
 
 
+@pytest.mark.parametrize("part", ["spec", "impl"])
+def test_a_draft_of_logits_is_held_to_their_log_probs(part: str) -> None:
+    """Trees of logits pass; NaN and +inf are named as the log-probs that they leave none of."""
+    build = import_module(f"ddtree.{part}").build_tree
+    logits = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(2)).bfloat16() * 4
+    logits[1, 1, 4:] = -torch.inf
+    with debug():
+        assert build(logits, torch.tensor([1, 2]), Budget(9), from_logits=True).num_nodes.min() > 1
+    for wrong in (float("nan"), float("inf")):
+        logits[1, 2, 7] = wrong
+        with debug(), pytest.raises(InvariantViolation, match=r"\[1, 2, 7\]") as caught:
+            build(logits, torch.tensor([1, 2]), Budget(9), from_logits=True)
+        assert (caught.value.invariant, caught.value.found) == ("log_probs", "nan")
+
+
 def test_every_form_of_mask_passes() -> None:
     """All masks of the reference pass, converted too, eager and captured."""
     with debug():
