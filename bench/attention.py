@@ -45,7 +45,7 @@ from bench.common import (
 from bench.peers import CEILINGS, PACKAGES, PEERS, Call, Refused, Run, ddtree, reference
 from ddtree import impl
 from ddtree.impl.attention import attend
-from ddtree.impl.attention_configs import AttentionConfig, choose_config
+from ddtree.impl.attention_configs import AttentionConfig, HopperConfig, choose_config
 
 LEAST_FLOOR_US = 15.0
 """Below, launches weigh more than the work: left out of the mean over the floor."""
@@ -297,8 +297,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def candidates(head_dim: int) -> Iterator[AttentionConfig]:
     """The configurations that a sweep tries, the chosen one first."""
-    chosen = choose_config(torch.bfloat16, head_dim)
+    chosen = choose_config(torch.bfloat16, head_dim, torch.cuda.get_device_capability()[0])
     yield chosen
+    if isinstance(chosen, HopperConfig):
+        yield from (replace(chosen, num_stages=4), replace(chosen, tail_saving=4))
     large = AttentionConfig(128, 64, num_stages=4, programs_per_sm=1, num_warps=8)
     for config in (
         AttentionConfig(64, 64, num_stages=2),

@@ -12,7 +12,8 @@ Same function and signature as ``ddtree.spec.verify_attention``. The design in s
 - Pools of 8-bit floats are converted as they are loaded, exactly; their scales cost no product.
 - Partial results are merged in a fixed order by a second launch: equal calls give equal bits.
 
-``attention_kernels`` says how the work is cut, ``attention_configs`` with which tiles;
+``attention_kernels`` says how the work is cut, ``attention_hopper_kernels`` what Hopper GPUs do instead of
+its first kernel, ``attention_configs`` which of them runs, with which tiles;
 ``bench/results/attention.md`` holds what was measured.
 """
 
@@ -24,7 +25,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from ddtree.impl.attention_configs import AttentionConfig, choose_config, merge_splits
+from ddtree.impl.attention_configs import (
+    AttentionConfig,
+    HopperConfig,
+    choose_config,
+    merge_splits,
+)
+from ddtree.impl.attention_hopper_kernels import attend_hopper_kernel
 from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
 from ddtree.impl.mask import convert_mask
 from ddtree.spec.attention import PoolScale, _require_scale, _require_shapes
@@ -120,7 +127,13 @@ def verify_attention(
         require(softcap > 0, f"softcap is {softcap}; it must be above 0")
     if window is not None:
         require_int("window", window, 1, "the row itself")
-    config = choose_config(query.dtype, query.shape[2])
+    is_plain = key_pool.dtype == query.dtype and key_scale is None and value_scale is None
+    is_aligned = all(map(_is_aligned, (key, value, key_pool, value_pool)))
+    config = choose_config(
+        query.dtype,
+        query.shape[2],
+        _capability(query.device) if is_plain and is_aligned else 0,
+    )
     return attend(
         query, key, value, key_pool, value_pool, layout, words,
         scale=query.shape[2] ** -0.5 if scale is None else scale,
@@ -186,38 +199,62 @@ def attend(
         "KV_HEADS": kv_heads,
         "GROUP": q_heads // kv_heads,
         "HEAD_DIM": head_dim,
-        "DIM": triton.next_power_of_2(head_dim),
         "HAS_SINKS": sinks is not None,
         "HAS_LSE": return_lse,
     }
-    attend_kernel[(num_programs,)](
+    dim = triton.next_power_of_2(head_dim)
+    inputs = (
         query, key, value, key_pool, value_pool, words,
         layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.positions, sinks,
-        key_factor, value_factor,
-        output, lse, partial, partial_stats, records, num_records,
+    )  # fmt: skip
+    outputs = output, lse, partial, partial_stats, records, num_records
+    sizes = (
         num_rows, batch, words.shape[1],
         query.stride(0), query.stride(1),
         key.stride(0), key.stride(1),
         key_pool.stride(0), key_pool.stride(1),
-        words.stride(0), _head_stride(key_factor), _head_stride(value_factor),
-        scale * LOG2E, softcap if softcap is not None else 1.0, window if window is not None else 1,
-        **compiled,
-        BATCH=triton.next_power_of_2(max(batch, LEAST_BATCH)),
-        OFFSET=tl.int32 if fits_int32(max(_last_offset(key), _last_offset(key_pool))) else tl.int64,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_WINDOW=window is not None,
-        HAS_SCALES=has_scales,
-        FP8=fp8,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        words.stride(0),
     )  # fmt: skip
+    numbers = scale * LOG2E, 1.0 if softcap is None else softcap, 1 if window is None else window
+    options = {
+        "BATCH": triton.next_power_of_2(max(batch, LEAST_BATCH)),
+        "OFFSET": tl.int32
+        if fits_int32(max(_last_offset(key), _last_offset(key_pool)))
+        else tl.int64,
+        "BLOCK_N": config.block_n,
+        "HAS_SOFTCAP": softcap is not None,
+        "HAS_WINDOW": window is not None,
+        "num_warps": config.num_warps,
+    }
+    if isinstance(config, HopperConfig):
+        assert fp8 == "none" and not has_scales
+        attend_hopper_kernel[(num_programs,)](
+            *inputs, *outputs, *sizes, *numbers,
+            **compiled,
+            **options,
+            STAGES=config.num_stages,
+            TAIL_SAVING=config.tail_saving,
+            CONSUMER_REGISTERS=config.consumer_registers,
+            PRODUCER_REGISTERS=config.producer_registers,
+        )  # fmt: skip
+    else:
+        attend_kernel[(num_programs,)](
+            *inputs, key_factor, value_factor, *outputs,
+            *sizes, _head_stride(key_factor), _head_stride(value_factor), *numbers,
+            **compiled,
+            **options,
+            DIM=dim,
+            BLOCK_M=config.block_m,
+            HAS_SCALES=has_scales,
+            FP8=fp8,
+            num_stages=config.num_stages,
+        )  # fmt: skip
     # any grid is right: programs walk the records
     merge_kernel[min(num_programs, items * tiles), triton.cdiv(min(config.block_m, max_rows), MERGE_M)](
         partial, partial_stats, records, num_records, layout.qo_indptr, sinks, output, lse,
         num_programs,
         **compiled,
+        DIM=dim,
         BLOCK_M=config.block_m,
         MERGE_M=MERGE_M,
         MERGE_SPLITS=merge_splits(items, tiles, num_programs),
@@ -245,6 +282,18 @@ def _head_stride(factor: Tensor | float) -> int | None:
     if not isinstance(factor, Tensor):
         return None
     return factor.stride(0) if factor.ndim else 0
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    """Major number of a device's compute capability; 0 for the CPU."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    """Whether every row of every head starts where Triton knows that 16 bytes can be copied at once."""
+    strides = tensor.stride(0), tensor.stride(1)
+    return tensor.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in strides)
 
 
 def _last_offset(tensor: Tensor) -> int:

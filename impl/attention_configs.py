@@ -1,10 +1,14 @@
-"""Which tiles, blocks and pipeline ``verify_attention`` uses.
+"""Which kernel, tiles, blocks and pipeline ``verify_attention`` uses.
 
-``bench/results/attention-sweep-h200.json`` compares 22 configurations on 46 shapes on an H200 (bf16, head
-dim 128). One of them, 64 rows by 64 entries, is chosen for all: its times are 1.6 % (geometric mean) above
-the best of each shape; ``attention.md`` there says what to hold against that figure. Widths do not enter,
-because the kernel spreads whatever blocks there are evenly over its programs. For head dim 256 no times were
-taken: what the compiler reports of registers, spills and shared memory chose.
+GPUs of compute capability 9 take the Hopper kernel for fp16 and bf16 with head dim 64 or 128. Its
+configuration is the best of ``bench/results/attention-hopper-sweep-h200.json`` and of the runs that
+``attention.md`` there tells of.
+
+For the general kernel ``bench/results/attention-sweep-h200.json`` compares 22 configurations on 46 shapes
+on an H200 (bf16, head dim 128). One of them, 64 rows by 64 entries, is chosen for all: its times are 1.6 %
+(geometric mean) above the best of each shape; ``attention.md`` says what to hold against that figure. Widths
+do not enter, because both kernels spread whatever blocks there are evenly over their programs. For head dim
+256 no times were taken: what the compiler reports of registers, spills and shared memory chose.
 """
 
 from dataclasses import dataclass
@@ -27,8 +31,29 @@ class AttentionConfig:
     num_warps: int = 4
 
 
-def choose_config(dtype: torch.dtype, head_dim: int) -> AttentionConfig:
-    """The configuration for a dtype and head dim."""
+@dataclass(frozen=True)
+class HopperConfig(AttentionConfig):
+    """How the kernel for Hopper GPUs is compiled."""
+
+    block_m: int = 128
+    """Fixed in the kernel: 64 rows for each of two consumers."""
+    block_n: int = 64
+    num_stages: int = 5
+    """Shared buffers for blocks of keys, and as many for values."""
+    programs_per_sm: int = 1
+    tail_saving: int = 3
+    """How much less a block takes in a tail tile than in a full one, in sixteenths."""
+    consumer_registers: int = 208
+    producer_registers: int = 88
+
+
+def choose_config(dtype: torch.dtype, head_dim: int, capability: int = 0) -> AttentionConfig:
+    """The configuration for a dtype and head dim on a GPU of that compute capability (its major number).
+
+    0 chooses what runs everywhere, and reads fp8 pools.
+    """
+    if capability == 9 and head_dim in (64, 128) and dtype is not torch.float32:
+        return HopperConfig()
     if dtype is torch.float32:  # no matrix units: small tiles, exact products
         return AttentionConfig(16, 32, num_stages=2)
     if (

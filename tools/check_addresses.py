@@ -116,8 +116,8 @@ DATA: dict[str, str] = {
 """Expressions that are no address but a number searched for, and what bounds it."""
 
 THROUGH = {"minimum", "maximum", "range", "static_range"}
-"""Functions of ``tl`` whose result is as good an index as their arguments."""
-FIRST = {"sum", "max", "min", "cumsum", "cast", "sort"}
+"""Functions of ``tl`` (and Gluon's ``gl``) whose result is as good an index as their arguments."""
+FIRST = {"sum", "max", "min", "cumsum", "associative_scan", "cast", "sort"}
 """As above, of their first argument; those behind it are axes and dtypes."""
 FRESH = {
     "arange", "program_id", "num_programs", "load", "zeros", "full", "histogram",

@@ -18,6 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -88,7 +89,8 @@ def _compile(kernel: Any, args: Any, kwargs: dict[str, Any], target: GPUTarget) 
                 signature[parameter.name], aligned = "fp32", False
         if aligned:
             attributes[parameter.num,] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
+    source_of = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = source_of(kernel, signature, constants, attributes)
     binary = triton.compile(source, target=target, options=options)
     registers, stack = _resources(binary.asm["cubin"])
     metadata = binary.metadata

@@ -1,0 +1,96 @@
+"""The kernel for Hopper GPUs against the reference in float64; it runs on such a GPU only."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ddtree import impl, spec
+from ddtree.impl.attention_configs import HopperConfig
+from tests.impl.test_attention import TOLERANCE, Call, error, map_tensors
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9"),
+]
+CONFIG = HopperConfig()
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "prefixes"),
+    [
+        ([1], [0]),
+        ([2], [1]),
+        ([16], [64]),
+        ([17], [63]),
+        ([31, 32, 33], [65, 0, 1]),
+        ([65], [200]),
+        ([1, 130, 7], [1500, 65, 4099]),
+        ([257, 3], [129, 2048]),
+        ([513], [700]),
+        ([17] * 70, [37 * i % 301 for i in range(70)]),
+    ],
+)
+@pytest.mark.parametrize("num_programs", [1, 3, 16, 132, 264])
+def test_sizes(q_lens: list[int], prefixes: list[int], num_programs: int) -> None:
+    """Every size beside a block's, a share's or a tile's agrees, however many programs share it."""
+    call = Call(q_lens, prefixes, 4, torch.bfloat16, kv_heads=2, head_dim=128, padding=1)
+    call.check(CONFIG, num_programs)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 1},
+        {"window": 5},
+        {"window": 70},
+        {"window": 900, "softcap": 2.0, "sinks": 1},
+        {"window": 40, "softcap": 2.0, "sinks": 1, "scale": -0.3},
+    ],
+)
+def test_options(head_dim: int, options: dict[str, Any]) -> None:
+    """Window by depth, softcap, sinks and scale, split and unsplit, in fp16."""
+    call = Call([65, 17, 5], [1000, 130, 64], 3, torch.float16, kv_heads=2, head_dim=head_dim)
+    if "sinks" in options:
+        options = {**options, "sinks": torch.linspace(-3, 8, 6, device="cuda")}
+    for num_programs in (2, 132):
+        call.check(CONFIG, num_programs, **options)
+
+
+def test_any_bits() -> None:
+    """The kernel reads the bits it is given: rows that see later nodes, or nothing, included."""
+    call = Call([130], [0], 1, torch.bfloat16, head_dim=128)
+    words = torch.zeros(130, 5, dtype=torch.int32, device="cuda")
+    words[0, 4] = 0b10  # row 0 sees node 129
+    words[5, 0] = -1  # row 5 sees nodes 0 to 31
+    call.mask = spec.BitMask(words)
+    call.check(CONFIG, 1)
+    call.check(CONFIG, 132)
+
+
+def test_same_bits_in_every_run() -> None:
+    """Fifty runs of one call give the same bits."""
+    call = Call([257, 65], [5000, 700], 4, torch.bfloat16, kv_heads=2, head_dim=128)
+    first, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+    for _ in range(50):
+        again, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+        assert torch.equal(first, again)
+
+
+def test_rows_that_are_not_aligned() -> None:
+    """Tensors whose rows 16-byte copies cannot read go to the general kernel, and agree."""
+    call = Call([17], [200], 4, torch.bfloat16, kv_heads=2, head_dim=128)
+
+    def with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+        wide = tensor.new_full((*tensor.shape[:2], 129), torch.nan)
+        wide[..., :128] = tensor
+        return wide[..., :128]
+
+    expected, _ = spec.verify_attention(
+        *call.tensors, call.layout, call.mask, compute_dtype=torch.float64
+    )
+    tensors = map_tensors(with_gaps, call.tensors)
+    found, _ = impl.verify_attention(*tensors, call.layout, call.mask)
+    assert error(found, expected) <= TOLERANCE[torch.bfloat16]
