@@ -57,7 +57,7 @@ class Call:
         )  # fmt: skip
 
     @property
-    def scales(self) -> dict[str, float]:
+    def scales(self) -> dict[str, Any]:
         """The scales that are given, as keyword arguments of ``verify_attention``."""
         named = {"key_scale": self.key_scale, "value_scale": self.value_scale}
         return {name: scale for name, scale in named.items() if scale is not None}
@@ -71,9 +71,8 @@ class Call:
 
 def reference(call: Call, **options: Any) -> tuple[Tensor, Tensor | None]:
     """What all are compared with: the specification in float64."""
-    return spec.verify_attention(
-        *call.arguments, **call.scales, compute_dtype=torch.float64, **options
-    )
+    options = {"compute_dtype": torch.float64, **call.scales, **options}
+    return spec.verify_attention(*call.arguments, **options)
 
 
 def ddtree(call: Call) -> Run:
@@ -261,16 +260,17 @@ def flex(call: Call, *, general: bool = False) -> Run:
     prefix = key.shape[2] - query.shape[2]
 
     def sees(b: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        return (column < prefix) | seen[b, row, (column - prefix).clamp(min=0)]
+        visible: Tensor = (column < prefix) | seen[b, row, (column - prefix).clamp(min=0)]
+        return visible
 
     block_mask = create_block_mask(
         sees, query.shape[0], None, query.shape[2], key.shape[2], device=query.device
     )
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True} if general else {}
-    attend = compiled_flex() if query.is_cuda else flex_attention
+    attend: Any = compiled_flex() if query.is_cuda else flex_attention
 
     def run() -> Tensor:
-        output = attend(
+        output: Tensor = attend(
             query, key, value, block_mask=block_mask, enable_gqa=True, kernel_options=options
         )
         return output.transpose(1, 2)

@@ -526,7 +526,7 @@ def by_call_row(right: Call, broken: Call, *told: str) -> bool:
 
 
 def counts_nonzero(right: Call, broken: Call, *_: str) -> bool:
-    return field(broken, "num_nodes").tolist() == counted_nonzero(right, 0)[1].tolist()
+    return bool(field(broken, "num_nodes").tolist() == counted_nonzero(right, 0)[1].tolist())
 
 
 def slots_shifted(right: Call, broken: Call, *told: str) -> bool:
