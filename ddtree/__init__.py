@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from ddtree.spec import (
         BlockSize,
         Budget,
+        Depth,
         Horizon,
         InputError,
         NumNodes,
         PrefixLen,
         QLen,
+        Row,
     )
 
 __version__ = "0.1.0"
@@ -37,12 +39,14 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockSize",
     "Budget",
+    "Depth",
     "Horizon",
     "InputError",
     "InvariantViolation",
     "NumNodes",
     "PrefixLen",
     "QLen",
+    "Row",
     "__version__",
     "check",
     "debug",

@@ -10,7 +10,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from ddtree.impl.layout_kernels import plan_kernel
-from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.contracts import DraftTree, QLen, VerifyLayout
 from ddtree.spec.errors import require
 from ddtree.spec.index import fits_int32
 from ddtree.spec.public import public
@@ -77,7 +77,7 @@ def plan_verify(
         kv_indptr=new(batch + 1, torch.int32),
         kv_indices=new(batch * max_context, torch.int64),
         mask_indptr=new(batch + 1, torch.int64),
-        max_q_len=rows,
+        max_q_len=QLen(rows),
         positions=new(batch * rows, torch.int64),
         out_cache_loc=new(batch * rows, torch.int64),
         is_captured=True,

@@ -13,6 +13,7 @@ from ddtree.spec.contracts import (
     DraftTree,
     FlatMask,
     PackedMask,
+    PrefixLen,
     TreeMask,
     VerifyLayout,
 )
@@ -102,7 +103,7 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
     batch, num_queries = layout.qo_indptr.numel() - 1, layout.positions.numel()
     rows, entries = layout.max_q_len, layout.kv_indices.numel()
     most_bits = rows * (entries + num_queries)  # sum of q * (p + q) where every q is at most `rows`
-    max_prefix = entries // max(batch, 1) if layout.is_captured else entries
+    max_prefix = PrefixLen(entries // max(batch, 1) if layout.is_captured else entries)
     source, byte_indptr, mask_rows, mask_cols, source_form = _source(mask)
     indptrs = (layout.qo_indptr, layout.kv_indptr, layout.mask_indptr)
     padded_batch = triton.next_power_of_2(max(batch, 1))

@@ -6,10 +6,10 @@ import torch
 
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.sizes import Sizes
 from ddtree.invariants.violation import Violation
-from ddtree.spec import index
 
 
 def commit_len(call: Call, sizes: Sizes) -> Iterator[Violation]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.sizes import (
     Sizes,
     counted_alone,
@@ -21,7 +22,6 @@ from ddtree.invariants.sizes import (
     width_of_segment,
     window_of,
 )
-from ddtree.spec import index
 
 INVERTED = (
     "every bit is inverted: True means may attend (an additive mask has 0 there, and a mask of "

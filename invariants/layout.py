@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.sizes import Sizes, ancestors, diffs, total_rows, tree_rows
 from ddtree.invariants.violation import Violation
-from ddtree.spec import index
 
 
 def real_rows(call: Call, sizes: Sizes, b: int) -> int:

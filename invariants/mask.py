@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.layout import real_rows
 from ddtree.invariants.sizes import Sizes, ancestors, diffs, tree_rows, uniform_width
 from ddtree.invariants.violation import Violation
-from ddtree.spec import index
 
 MASKS = "custom_mask|packed|bias|words"
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ddtree.invariants.call import Call
-from ddtree.spec import index
+from ddtree.invariants.claimed import index
 
 Lens = list[int]
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant, first_bad
 from ddtree.invariants.sizes import Sizes
 from ddtree.invariants.violation import Violation
-from ddtree.spec import index
 
 
 def _real(num_nodes: Tensor, like: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.sizes import (
     Sizes,
@@ -15,7 +16,6 @@ from ddtree.invariants.sizes import (
     total_rows,
 )
 from ddtree.invariants.violation import Violation
-from ddtree.spec import index
 
 
 def batch(call: Call, sizes: Sizes) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ inert: unused requests have no rows, so no kernel has work there.
 import torch
 from torch import Tensor
 
-from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
+from ddtree.spec.contracts import DraftTree, FlatMask, PrefixLen, QLen, VerifyLayout
 from ddtree.spec.dtypes import require_kind
 from ddtree.spec.errors import require, require_int
 from ddtree.spec.index import mask_len
@@ -25,7 +25,7 @@ class VerifyBuffers:
     def __init__(
         self,
         max_batch: int,
-        max_q_len: int,
+        max_q_len: QLen,
         max_context: int,
         pad_slot: int = -1,
         device: torch.device | str = "cpu",
@@ -70,7 +70,9 @@ class VerifyBuffers:
             is_captured=True,
         )
         """The captured layout: always these tensors, of full size."""
-        self.mask = FlatMask(zeros(max_batch * mask_len(max_context, max_q_len), torch.bool))
+        self.mask = FlatMask(
+            zeros(max_batch * mask_len(PrefixLen(max_context), max_q_len), torch.bool)
+        )
         """The captured flat mask."""
 
     def fill(self, tree: DraftTree, layout: VerifyLayout, mask: FlatMask) -> None:

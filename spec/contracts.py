@@ -22,6 +22,10 @@ PrefixLen = NewType("PrefixLen", int)
 """KV entries committed before the pass; the root is not among them."""
 NumNodes = NewType("NumNodes", int)
 """Real nodes of a tree, root included."""
+Row = NewType("Row", int)
+"""A query row of a request, and so a node of its tree: 0 is the root."""
+Depth = NewType("Depth", int)
+"""A node's distance from the root. Positions and windows go by it, addresses by the row."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class VerifyLayout:
     """Pool slots of the prefix entries in order; may be longer than ``kv_indptr[-1]``."""
     mask_indptr: Int64[Tensor, " B+1"]
     """Segments of the flat mask."""
-    max_q_len: int
+    max_q_len: QLen
     """Largest ``q_len`` of the call; in fixed buffers the captured one, which is never smaller."""
     positions: Int64[Tensor, " T"]
     """``prefix_len + depth`` of each query row."""

@@ -4,11 +4,13 @@ Every width is the call's own: ``qo_indptr`` is made from the trees at hand and 
 ``qo_indptr``. No configured width exists here (field names: SGLang's Triton backend).
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.contracts import DraftTree, NumNodes, PrefixLen, QLen, VerifyLayout
 from ddtree.spec.dtypes import INDEX, LENGTH, require_kind, require_tensor
 from ddtree.spec.errors import require
 from ddtree.spec.index import fits_int32, kv_len, mask_len, position
@@ -48,10 +50,10 @@ def plan_verify(
     require_tensor("slot_table", slot_table, INDEX, (batch, "max_context"))
     if q_lens is not None:
         require_tensor("q_lens", q_lens, LENGTH, (batch,))
-    prefixes = [int(n) for n in prefix_lens]
-    widths = [rows] * batch if q_lens is None else [int(n) for n in q_lens]
+    prefixes = [PrefixLen(int(n)) for n in prefix_lens]
+    widths = [QLen(rows)] * batch if q_lens is None else [QLen(int(n)) for n in q_lens]
     for b, (prefix_len, q_len) in enumerate(zip(prefixes, widths, strict=True)):
-        _require_request(b, prefix_len, q_len, int(tree.num_nodes[b]), rows, slot_table)
+        _require_request(b, prefix_len, q_len, NumNodes(int(tree.num_nodes[b])), rows, slot_table)
 
     device = slot_table.device
     requests = list(zip(prefixes, widths, strict=True))
@@ -62,7 +64,7 @@ def plan_verify(
         mask_indptr=_indptr(
             "mask_indptr", [mask_len(p, q) for p, q in requests], torch.int64, device
         ),
-        max_q_len=max(widths, default=0),
+        max_q_len=max(widths, default=QLen(0)),
         positions=torch.cat(
             [position(p, tree.depths[b, :q].long()) for b, (p, q) in enumerate(requests)]
         ),
@@ -73,7 +75,12 @@ def plan_verify(
 
 
 def _require_request(
-    b: int, prefix_len: int, q_len: int, num_nodes: int, rows: int, slot_table: Tensor
+    b: int,
+    prefix_len: PrefixLen,
+    q_len: QLen,
+    num_nodes: NumNodes,
+    rows: int,
+    slot_table: Tensor,
 ) -> None:
     """Refuse lengths of one request that cannot be laid out."""
     require(prefix_len >= 0, f"prefix_lens[{b}] is {prefix_len}; the least is 0")
@@ -99,7 +106,7 @@ def _require_request(
         require(False, f"slot_table[{b}] gives slot {slot} to entries {entries[:4]}; it holds one")
 
 
-def _indptr(name: str, lengths: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _indptr(name: str, lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Offsets ``[B+1]`` of consecutive segments."""
     total = sum(lengths)
     require(

@@ -16,6 +16,8 @@ from ddtree.spec.contracts import (
     DraftTree,
     FlatMask,
     PackedMask,
+    PrefixLen,
+    QLen,
     TreeMask,
     VerifyLayout,
 )
@@ -111,13 +113,13 @@ def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
     return _write([read_mask(mask, layout, b) for b in range(batch)], layout, form)
 
 
-def request_lens(layout: VerifyLayout, b: int) -> tuple[int, int]:
+def request_lens(layout: VerifyLayout, b: int) -> tuple[PrefixLen, QLen]:
     """``(prefix_len, q_len)`` of request b, from this call's indptrs and nothing else."""
     prefix_len = _entry("kv_indptr", layout.kv_indptr, b + 1) - int(layout.kv_indptr[b])
     q_len = _entry("qo_indptr", layout.qo_indptr, b + 1) - int(layout.qo_indptr[b])
     require(prefix_len >= 0, f"kv_indptr falls: request {b} has prefix_len {prefix_len}")
     require(q_len >= 0, f"qo_indptr falls: request {b} has q_len {q_len}")
-    return prefix_len, q_len
+    return PrefixLen(prefix_len), QLen(q_len)
 
 
 def _entry(name: str, indptr: Tensor, i: int) -> int:
@@ -271,8 +273,8 @@ def _write_packed(matrices: list[Matrix], layout: VerifyLayout) -> PackedMask:
 def _write_dense(matrices: list[Matrix], layout: VerifyLayout) -> DenseMask:
     batch, device = len(matrices), layout.qo_indptr.device
     lens = [request_lens(layout, b) for b in range(batch)]
-    rows = max((q for _, q in lens), default=0)
-    max_prefix = max((p for p, _ in lens), default=0)
+    rows = max((q for _, q in lens), default=QLen(0))
+    max_prefix = max((p for p, _ in lens), default=PrefixLen(0))
     allowed = torch.zeros(batch, rows, kv_len(max_prefix, rows), dtype=torch.bool, device=device)
     allowed[:, :, max_prefix:] = torch.eye(rows, dtype=torch.bool, device=device)
     for b, ((prefix_len, q_len), matrix) in enumerate(zip(lens, matrices, strict=True)):
@@ -285,7 +287,7 @@ def _write_dense(matrices: list[Matrix], layout: VerifyLayout) -> DenseMask:
 
 
 def _write_bits(matrices: list[Matrix], layout: VerifyLayout) -> BitMask:
-    num_words = bit_words(max((m.shape[0] for m in matrices), default=0))
+    num_words = bit_words(QLen(max((m.shape[0] for m in matrices), default=0)))
     device = layout.qo_indptr.device
     words = torch.zeros(
         sum(m.shape[0] for m in matrices), num_words, dtype=torch.int64, device=device

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ddtree.invariants import Call, InvariantViolation, check, violations
 from ddtree.invariants import strategies as st
+from ddtree.invariants.claimed import index
 from ddtree.invariants.exact_target import ExactTarget
-from ddtree.spec import index
 from ddtree.spec.attention import verify_attention
 from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.contracts import Budget, DraftTree, FlatMask, VerifyLayout
+from ddtree.spec.contracts import Budget, DraftTree, FlatMask, QLen, VerifyLayout
 from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import tree_mask
@@ -72,7 +72,7 @@ def make_pass(
     mask = tree_mask(tree, layout, "flat")
     if path == "eager":
         return Pass(tree, layout, mask, lens)
-    buffers = VerifyBuffers(batch + 1, max(budget + 1, CONFIGURED), max(prefixes) + 2)
+    buffers = VerifyBuffers(batch + 1, QLen(max(budget + 1, CONFIGURED)), max(prefixes) + 2)
     buffers.mask.allowed.fill_(True)
     buffers.fill(tree, layout, mask)
     return Pass(tree, buffers.layout, buffers.mask, lens)
@@ -218,7 +218,7 @@ def test_padding_that_real_rows_see(budget: int, topk: int, horizon: int, path: 
 def test_buffers_sized_by_the_configured_width(budget: int, prefixes: tuple[int, ...]) -> None:
     """They refuse the call with both numbers; an engine that does not refuse is named."""
     right = make_pass(budget, 2, prefixes, "eager")
-    small = VerifyBuffers(len(prefixes), CONFIGURED, max(prefixes))
+    small = VerifyBuffers(len(prefixes), QLen(CONFIGURED), max(prefixes))
     with pytest.raises(InputError, match=f"max_q_len is {budget + 1}.* made for 8"):
         small.fill(right.tree, right.layout, right.mask)
     held = replace(
@@ -274,7 +274,7 @@ def test_the_text(budget: int, topk: int, path: str) -> None:
         return kind([prompt], torch.arange(room)[None], room, 11)
 
     def buffers() -> VerifyBuffers | None:
-        return VerifyBuffers(2, budget + 1, room) if path == "buffers" else None
+        return VerifyBuffers(2, QLen(budget + 1), room) if path == "buffers" else None
 
     right = make(ExactTarget)
     expected = [3, *right.greedy([*prompt, 3], 23)]

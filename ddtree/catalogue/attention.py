@@ -9,7 +9,7 @@ from torch import Tensor
 from ddtree.catalogue.calls import causal, indptr, lay_out, tree_of
 from ddtree.catalogue.entry import CallFault, Measured, Names, Property, PropertyFault, Right, Row
 from ddtree.spec.attention import verify_attention
-from ddtree.spec.contracts import FlatMask, VerifyLayout
+from ddtree.spec.contracts import FlatMask, PrefixLen, QLen, VerifyLayout
 from ddtree.spec.index import kv_len, mask_len, position, window_start
 
 TILE = 64
@@ -82,7 +82,7 @@ def _inside(case: AttentionCase, own: slice, prefix_len: int, by: str, window: i
     """``[q_len, kv]`` bool: the entry is inside the row's window."""
     positions = case.layout.positions[own]
     if by == "row":
-        positions = position(prefix_len, torch.arange(positions.numel()))
+        positions = position(PrefixLen(prefix_len), torch.arange(positions.numel()))
     of_query = positions[:1].expand_as(positions) if by == "root" else positions
     of_key = torch.cat([torch.arange(prefix_len), positions])
     inside: Tensor = of_key >= window_start(of_query, window)[:, None]
@@ -130,8 +130,8 @@ def all_ones(q_lens: Sequence[int], prefixes: Sequence[int]) -> AttentionCase:
         qo_indptr=indptr(q_lens, torch.int32),
         kv_indptr=indptr(prefixes, torch.int32),
         kv_indices=torch.arange(sum(prefixes)),
-        mask_indptr=indptr([mask_len(p, q) for p, q in sizes]),
-        max_q_len=max(q_lens),
+        mask_indptr=indptr([mask_len(PrefixLen(p), QLen(q)) for p, q in sizes]),
+        max_q_len=QLen(max(q_lens)),
         positions=torch.cat([torch.full((q,), p) for p, q in sizes]),
         out_cache_loc=torch.full((sum(q_lens),), -1),
     )

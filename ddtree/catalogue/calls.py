@@ -14,6 +14,8 @@ from ddtree.spec import (
     FlatMask,
     Horizon,
     PagedKV,
+    PrefixLen,
+    QLen,
     VerifyBuffers,
     VerifyLayout,
     accept_greedy,
@@ -130,7 +132,7 @@ def captured(
 ) -> tuple[DraftTree, VerifyBuffers]:
     """Fixed buffers that hold a smaller batch than they were made for."""
     tree, layout, mask = verify(prefixes, budget, topk, horizon=horizon)
-    buffers = VerifyBuffers(max_batch, budget + 1, max(prefixes) + 2, pad_slot)
+    buffers = VerifyBuffers(max_batch, QLen(budget + 1), max(prefixes) + 2, pad_slot)
     buffers.fill(tree, layout, mask)
     return tree, buffers
 
@@ -231,7 +233,7 @@ def width(
         wrong: dict[str, Any] = {
             "qo_indptr": ends([value * n for n in live], rows),
             "mask_indptr": ends(
-                [n * index.mask_len(p, value) for n, p in zip(live, prefixes, strict=True)],
+                [n * index.mask_len(p, QLen(value)) for n, p in zip(live, prefixes, strict=True)],
                 segments,
             ),
             "max_q_len": value,
@@ -245,5 +247,5 @@ def causal(call: Call) -> Call:
     """The flat mask of one request of a call made causal by row."""
     rows = int(field(call, "qo_indptr")[-1])
     prefix_len = int(field(call, "kv_indptr")[-1])
-    seen = torch.ones(rows, index.kv_len(prefix_len, rows)).tril(prefix_len).bool()
+    seen = torch.ones(rows, index.kv_len(PrefixLen(prefix_len), QLen(rows))).tril(prefix_len).bool()
     return replace(call, custom_mask=seen.flatten())

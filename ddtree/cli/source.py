@@ -15,6 +15,7 @@ from ddtree.cli.output import counted, fail, progress
 from ddtree.spec.accept import accept_greedy
 from ddtree.spec.contracts import (
     Acceptance,
+    BlockSize,
     Budget,
     Commit,
     DraftTree,
@@ -76,7 +77,8 @@ def made_up_call(
     The target's choices are drawn from the drafter's own distributions, so some drafts are accepted.
     """
     generator = torch.Generator().manual_seed(seed)
-    batch, horizon, q_len = len(prefix_lens), horizon_of(block_size), q_len_of(budget)
+    batch, horizon = len(prefix_lens), horizon_of(BlockSize(block_size))
+    q_len = q_len_of(Budget(budget))
     # spread wide enough that best-first goes deep as well as broad
     logits = 4 * torch.randn(batch, horizon, MADE_UP_VOCAB, generator=generator)
     draft_log_probs = logits.log_softmax(-1)
@@ -142,7 +144,7 @@ def recorded_call(
     from ddtree.decoding.generate import generate
 
     recorder = Recorder(pair.plain, wanted)
-    room = pair.plain.max_context - prompt_ids.numel() - q_len_of(budget)
+    room = pair.plain.max_context - prompt_ids.numel() - q_len_of(Budget(budget))
     with suppress(_Recorded):
         generation = generate(
             recorder,

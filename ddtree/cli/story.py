@@ -22,7 +22,7 @@ from ddtree.decoding import (
 )
 from ddtree.invariants import InvariantViolation, debug
 from ddtree.pictures import TreeView, view_of
-from ddtree.spec import VerifyBuffers, plan_verify, tree_mask
+from ddtree.spec import Budget, VerifyBuffers, plan_verify, tree_mask
 from ddtree.spec.index import q_len_of
 
 PROMPT = "one apple, two apples, three apples, four apples, five"
@@ -193,7 +193,7 @@ class Story:
         checked: bool = False,
         seen: list[int] | None = None,
     ) -> Generation:
-        target, q_len = self.pair.plain, q_len_of(budget)
+        target, q_len = self.pair.plain, q_len_of(Budget(budget))
         context = self.prompt_ids.numel() + self.max_new_tokens + q_len
         with debug() if checked else nullcontext():
             return generate(

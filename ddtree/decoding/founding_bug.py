@@ -14,9 +14,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ddtree.decoding.generate import DecodingTarget
+from ddtree.invariants.claimed import index
 from ddtree.spec.contracts import Acceptance, Commit, DraftTree, FlatMask, VerifyLayout
 from ddtree.spec.errors import require
-from ddtree.spec.index import mask_len
 
 FIELDS = ("qo_indptr", "mask_indptr", "max_q_len")
 
@@ -110,7 +110,7 @@ def configured_width(
     prefix_lens = layout.kv_indptr.diff().long()
     wrong: dict[str, Any] = {
         "qo_indptr": _indptr(used * width, layout.qo_indptr),
-        "mask_indptr": _indptr(used * mask_len(prefix_lens, width), layout.mask_indptr),
+        "mask_indptr": _indptr(used * index.mask_len(prefix_lens, width), layout.mask_indptr),
         "max_q_len": width,
     }
     return replace(layout, **{name: wrong[name] for name in fields})

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ddtree.invariants.call import Call
+from ddtree.invariants.claimed import index
 from ddtree.invariants.proofs.proof import Case, Numbers
-from ddtree.spec import index
 
 
 def _case(invariant: str, right: dict[str, Any], **wrong: Any) -> Case:

@@ -85,7 +85,7 @@ def test_flashinfer_pages_hold_prefix_and_tree() -> None:
         kv_indptr=torch.tensor([0, 6, 9], dtype=torch.int32),
         kv_indices=torch.tensor([20, 21, 22, 23, 8, 9, 4, 5, 6]),
         mask_indptr=torch.tensor([0, 27, 31]),
-        max_q_len=3,
+        max_q_len=spec.QLen(3),
         positions=torch.tensor([6, 7, 7, 3]),
         out_cache_loc=torch.tensor([10, 11, 0, 7]),
     )

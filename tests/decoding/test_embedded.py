@@ -26,7 +26,7 @@ from ddtree.decoding import (
 )
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
-from ddtree.spec import BlockSize, InputError, VerifyBuffers
+from ddtree.spec import BlockSize, InputError, QLen, VerifyBuffers
 
 REPEATED = (
     "The cat sat on the mat. The dog sat on the log. The cat sat on the mat. The dog sat on the"
@@ -120,7 +120,7 @@ def test_founding_bug_garbles_only_when_the_widths_differ(
             budget=budget,
             topk=topk,
             max_new_tokens=9,
-            buffers=VerifyBuffers(1, 17, 64) if captured else None,
+            buffers=VerifyBuffers(1, QLen(17), 64) if captured else None,
             prompt_logits=logits,
         )
         verdicts[budget, topk] = compare(found, plain)

@@ -12,7 +12,7 @@ from ddtree.decoding import HFTarget, NGramDrafter, autoregressive, generate
 from ddtree.decoding.capabilities import Caller
 from ddtree.decoding.paged import PagedRequest, PagedTarget
 from ddtree.decoding.paged_attention import register
-from ddtree.spec import Budget, InputError, Round, Sampling
+from ddtree.spec import Budget, InputError, QLen, Round, Sampling
 from tests.decoding.tiny import COMMON, PAGED, VOCAB, WIDE, prompt, tiny_model
 from tests.impl.cases import DEVICE
 
@@ -162,7 +162,7 @@ def test_requests_come_and_go() -> None:
 def test_fixed_buffers() -> None:
     """A round through larger fixed buffers, flat mask included, changes nothing."""
     batch = Batch("llama-64", {0: 4, 1: 9}, max_batch=2)
-    batch.round(4, buffers=impl.VerifyBuffers(3, 8, CONTEXT, device=DEVICE))
+    batch.round(4, buffers=impl.VerifyBuffers(3, QLen(8), CONTEXT, device=DEVICE))
 
 
 def test_an_fp8_pool_rounds_the_prefix_alone() -> None:

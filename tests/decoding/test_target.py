@@ -10,6 +10,7 @@ from ddtree.decoding import HFTarget, NGramDrafter, autoregressive, generate
 from ddtree.spec import (
     Budget,
     InputError,
+    QLen,
     VerifyBuffers,
     build_tree,
     plan_verify,
@@ -54,7 +55,7 @@ def test_reference_attention_equals_dense(kind: str) -> None:
 def test_fixed_buffers_equal_the_eager_pass(attention: Any) -> None:
     """Buffers for more requests, rows and context than the call has change no token."""
     target = HFTarget(tiny_model("llama"), attention=attention)
-    buffers = VerifyBuffers(max_batch=3, max_q_len=20, max_context=CONTEXT)
+    buffers = VerifyBuffers(max_batch=3, max_q_len=QLen(20), max_context=CONTEXT)
     texts = [
         generate(
             target,

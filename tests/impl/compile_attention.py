@@ -28,7 +28,7 @@ def compile_both(variant: str) -> list[Compiled]:
     config = choose_config(dtype, head_dim, 0 if is_general else int(capability) // 10)
     indptr = torch.zeros(2, dtype=torch.int32)
     rows = torch.zeros(q_len, dtype=torch.int64)
-    layout = spec.VerifyLayout(indptr, indptr, rows, indptr.long(), q_len, rows, rows)
+    layout = spec.VerifyLayout(indptr, indptr, rows, indptr.long(), spec.QLen(q_len), rows, rows)
 
     def tensor(heads: int) -> torch.Tensor:
         return torch.zeros(q_len, heads, head_dim, dtype=dtype)

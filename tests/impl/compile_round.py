@@ -13,7 +13,7 @@ import torch
 from ddtree import impl, spec
 from ddtree.impl.accept import new_tokens
 from ddtree.impl.sampling import row_uniforms
-from ddtree.spec import Budget, DraftTree, Horizon, PagedKV
+from ddtree.spec import Budget, DraftTree, Horizon, PagedKV, QLen
 from tests.impl.launches import compiled_for
 
 HORIZON = Horizon(15)
@@ -42,7 +42,7 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     for mask in masks:
         for form in ("bits", "flat", "packed", "dense"):
             impl.convert_mask(mask, layout, form)
-    buffers = impl.VerifyBuffers(batch, q_len, max_context)
+    buffers = impl.VerifyBuffers(batch, QLen(q_len), max_context)
     buffers.fill(tree, layout, impl.tree_mask(tree, layout, "flat"))
     logits = torch.empty(batch * q_len, 1024, dtype=dtype)
     uniforms = row_uniforms(spec.Sampling(seed=3), layout, batch)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddtree import impl, spec
-from ddtree.spec import Budget, Horizon, Sampling
+from ddtree.spec import Budget, Horizon, QLen, Sampling
 from tests.impl.bigram import BigramTarget
 
 VOCAB, HORIZON, MAX_CONTEXT = 61, Horizon(5), 150
@@ -54,7 +54,7 @@ def replay(captured: Captured, replays: int, generator: torch.Generator) -> None
     target = BigramTarget(table, slots, num_slots, page_size, impl.commit_kv)
     buffers = None
     if captured.with_buffers:
-        buffers = impl.VerifyBuffers(max_batch, q_len, MAX_CONTEXT - q_len, device="cuda")
+        buffers = impl.VerifyBuffers(max_batch, QLen(q_len), MAX_CONTEXT - q_len, device="cuda")
     graph = impl.RoundGraph(
         target, max_batch, HORIZON, VOCAB, captured.budget,
         from_logits=captured.from_logits, ragged=captured.ragged, sampling=captured.sampling,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ddtree import impl, spec
-from ddtree.spec import Budget, InputError, Sampling
+from ddtree.spec import Budget, InputError, QLen, Sampling
 from tests.impl.bigram import BigramTarget
 from tests.impl.cases import DEVICE, case, moved
 
@@ -96,7 +96,7 @@ def test_buffers_are_filled_to_the_last_entry(size: str) -> None:
     """Stale content of every buffer is overwritten, tails included, as the reference does."""
     batch, horizon, vocab, budget = SIZES_OF_BUFFERS[size]
     c = case(5, "normal", batch, horizon, vocab, budget)
-    sizes = (batch + 2, budget + 4, 40)
+    sizes = (batch + 2, spec.QLen(budget + 4), 40)
     mine = impl.VerifyBuffers(*sizes, pad_slot=7777, device=DEVICE)
     known = spec.VerifyBuffers(*sizes, pad_slot=7777)
     fouled(mine)
@@ -111,11 +111,11 @@ def test_buffers_refuse_what_their_sizes_rule_out() -> None:
     c = case(1, "normal", 2, 3, 9, 8)
     call = moved((c.tree, c.layout, spec.tree_mask(c.tree, c.layout, "flat")), DEVICE)
     with pytest.raises(InputError, match="batch is 2; the buffers were made for 1"):
-        impl.VerifyBuffers(1, 99, 99, device=DEVICE).fill(*call)
+        impl.VerifyBuffers(1, QLen(99), 99, device=DEVICE).fill(*call)
     with pytest.raises(
         InputError, match=f"max_q_len is {c.layout.max_q_len}; the buffers were made for 2"
     ):
-        impl.VerifyBuffers(3, 2, 99, device=DEVICE).fill(*call)
+        impl.VerifyBuffers(3, QLen(2), 99, device=DEVICE).fill(*call)
 
 
 def fouled(buffers: spec.VerifyBuffers) -> None:

@@ -29,6 +29,7 @@ from ddtree.spec import (
     Horizon,
     InputError,
     PagedKV,
+    QLen,
     Sampling,
     VerifyBuffers,
     VerifyLayout,
@@ -100,7 +101,7 @@ def test_whole_rounds_pass(
     draft, roots, prefixes = round_inputs()
 
     def run() -> Tensor:
-        buffers = VerifyBuffers(3, 17, 6) if buffered else None
+        buffers = VerifyBuffers(3, QLen(17), 6) if buffered else None
         target = TinyTarget(2, 22, page_size)
         made = verify_round(
             draft,
@@ -369,7 +370,7 @@ def test_every_form_of_mask_passes() -> None:
     """All masks of the reference pass, converted too, eager and captured."""
     with debug():
         tree, layout, mask = verify([5, 0, 3], 33, 4, horizon=4)
-        buffers = VerifyBuffers(4, 40, 7)
+        buffers = VerifyBuffers(4, QLen(40), 7)
         buffers.fill(tree, layout, mask)
         for form in ("flat", "packed", "dense", "bits"):
             convert_mask(mask, layout, form)
@@ -381,7 +382,7 @@ def test_off_is_not_there() -> None:
     assert not is_on()
     assert public._observer is None
     tree, layout, _ = verify([5, 3], 16, 3)
-    wrong = replace(layout, max_q_len=8)
+    wrong = replace(layout, max_q_len=QLen(8))
     accept_greedy(tree, last_children(tree), wrong, Horizon(7))
 
 

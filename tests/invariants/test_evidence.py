@@ -17,6 +17,8 @@ from ddtree.spec import (
     DraftTree,
     FlatMask,
     PagedKV,
+    PrefixLen,
+    QLen,
     VerifyBuffers,
     VerifyLayout,
     build_tree,
@@ -65,7 +67,7 @@ def test_ragged_widths(
     tree, layout, mask = ragged(q_lens, prefixes)
     assert violations(Call.of(tree, layout, mask)) == []
     if buffered:
-        buffers = VerifyBuffers(len(q_lens), max(q_lens), max(prefixes))
+        buffers = VerifyBuffers(len(q_lens), QLen(max(q_lens)), max(prefixes))
         buffers.fill(tree, layout, mask)
         layout, mask = buffers.layout, buffers.mask
     wrong = configured_width(layout, 8, ("qo_indptr", "mask_indptr"))
@@ -125,7 +127,7 @@ def test_a_mean_is_no_width() -> None:
         wrong = configured_width(layout, 8, FIELDS)
         for call in (Call.of(wrong), Call.of(wrong, mask)):
             first = violations(call)[0]
-            assert first.expected == mask_len(prefixes[0], q_lens[0])
+            assert first.expected == mask_len(PrefixLen(prefixes[0]), QLen(q_lens[0]))
             assert f"this call's q_lens are {sorted(q_lens)}: the width came from" in first.hint
         counted = replace(Call.of(wrong), positions=None)
         assert "if they are shared alike" in violations(counted)[0].hint
@@ -136,7 +138,7 @@ def test_a_mask_alone_against_one_width(buffered: bool) -> None:
     """Where all else was written with one width, a ragged mask is told not to fit it."""
     tree, layout, mask = ragged([13, 17], [5, 3])
     if buffered:
-        buffers = VerifyBuffers(2, 17, 5)
+        buffers = VerifyBuffers(2, QLen(17), 5)
         buffers.fill(tree, layout, mask)
         mask = buffers.mask
     wrong = configured_width(layout, 8, FIELDS)
@@ -225,7 +227,7 @@ def test_a_window_is_no_wrong_kv_indptr() -> None:
 def test_the_rows_written_decide_in_buffers(budget: int) -> None:
     """A layout alone in fixed buffers: the rows that were written say which indptr is wrong."""
     tree, layout, mask = verify([5], budget, 4)
-    buffers = VerifyBuffers(1, 17, 10)
+    buffers = VerifyBuffers(1, QLen(17), 10)
     buffers.fill(tree, layout, mask)
     assert violations(Call.of(buffers.layout)) == []
     rows = replace(buffers.layout, qo_indptr=torch.tensor([0, 8], dtype=torch.int32))
@@ -241,7 +243,7 @@ def test_the_rows_written_decide_in_buffers(budget: int) -> None:
 def test_a_node_count_is_no_width_of_filled_buffers() -> None:
     """A node too many in num_nodes is not taken for a wider call where layout and mask agree."""
     tree, layout, mask = ragged([8, 8], [5, 20])
-    buffers = VerifyBuffers(2, 9, 20)
+    buffers = VerifyBuffers(2, QLen(9), 20)
     buffers.fill(tree, layout, mask)
     padded = {
         name: torch.nn.functional.pad(value, (0, 1), value=filler)
@@ -363,7 +365,7 @@ def test_a_layout_wider_than_the_tree_is_named() -> None:
     target = ExactTarget([prompt], tables(1, 20), 20, 6)
     tree = ragged([2], [5])[0]
     layout = plan_verify(tree, torch.tensor([5]), target.slot_table)
-    buffers = VerifyBuffers(1, 8, 5)
+    buffers = VerifyBuffers(1, QLen(8), 5)
     buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
     wrong = replace(buffers.layout, qo_indptr=torch.tensor([0, 8], dtype=torch.int32))
     with debug(), pytest.raises(InvariantViolation, match="on entry to verify_attention") as caught:

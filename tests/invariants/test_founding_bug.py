@@ -9,7 +9,16 @@ import torch
 
 from ddtree.decoding.founding_bug import configured_width
 from ddtree.invariants import Call, InvariantViolation, check, debug, dump, load, report, violations
-from ddtree.spec import FlatMask, Horizon, InputError, VerifyBuffers, accept_greedy
+from ddtree.spec import (
+    Budget,
+    FlatMask,
+    Horizon,
+    InputError,
+    PrefixLen,
+    QLen,
+    VerifyBuffers,
+    accept_greedy,
+)
 from ddtree.spec.index import mask_len, q_len_of
 from tests.invariants.calls import indptr, verify
 
@@ -34,11 +43,11 @@ def test_eager(fields: tuple[str, ...], budget: int, topk: int | None, prefixes:
     assert named <= {*(NAMED[name] for name in fields), "mask_indptr"}
     first = found[0]
     if "mask_indptr" in fields:
-        q_len = q_len_of(budget)
+        q_len = q_len_of(Budget(budget))
         assert (first.invariant, first.request) == ("mask_len", 0)
         assert (first.expected, first.found) == (
-            mask_len(prefixes[0], q_len),
-            mask_len(prefixes[0], WIDTH),
+            mask_len(PrefixLen(prefixes[0]), q_len),
+            mask_len(PrefixLen(prefixes[0]), QLen(WIDTH)),
         )
         hint = (
             f"every segment fits width {WIDTH}; this call's q_len is {q_len}: "
@@ -64,27 +73,32 @@ def test_fixed_buffers(
 ) -> None:
     """The same through buffers whose metadata a capture baked with the configured width."""
     tree, layout, mask = verify(prefixes, budget, topk)
-    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(budget), max(prefixes) + 1)
+    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(Budget(budget)), max(prefixes) + 1)
     buffers.fill(tree, layout, mask)
     bake(buffers, fields, prefixes)
     found = violations(Call.of(tree, buffers))
     named = {violation.invariant for violation in found}
-    baked = [name for name in fields if not (name == "max_q_len" and q_len_of(budget) <= WIDTH)]
+    baked = [
+        name for name in fields if not (name == "max_q_len" and q_len_of(Budget(budget)) <= WIDTH)
+    ]
     assert {NAMED[name] for name in baked} <= named, named
     if "mask_indptr" in fields:
         assert found[0].invariant == "mask_len"
         assert found[0].hint.startswith(
-            f"every segment fits width {WIDTH}; this call's q_len is {q_len_of(budget)}"
+            f"every segment fits width {WIDTH}; this call's q_len is {q_len_of(Budget(budget))}"
         )
 
 
 def bake(buffers: VerifyBuffers, fields: tuple[str, ...], prefixes: list[int]) -> None:
     """Write the configured width into filled buffers, tails included."""
     batch = len(prefixes)
-    lens = {"qo_indptr": [WIDTH] * batch, "mask_indptr": [mask_len(p, WIDTH) for p in prefixes]}
+    lens = {
+        "qo_indptr": [WIDTH] * batch,
+        "mask_indptr": [mask_len(PrefixLen(p), QLen(WIDTH)) for p in prefixes],
+    }
     for name in fields:
         if name == "max_q_len":
-            buffers.layout = replace(buffers.layout, max_q_len=WIDTH)
+            buffers.layout = replace(buffers.layout, max_q_len=QLen(WIDTH))
         else:
             into = getattr(buffers.layout, name)
             into[: batch + 1] = indptr(lens[name])
@@ -95,7 +109,7 @@ def bake(buffers: VerifyBuffers, fields: tuple[str, ...], prefixes: list[int]) -
 def test_budget_7_hides_it_in_buffers(topk: int) -> None:
     """Buffers baked with width 8 are right for budget 7."""
     tree, layout, mask = verify([5, 3], 7, topk)
-    buffers = VerifyBuffers(3, 8, 6)
+    buffers = VerifyBuffers(3, QLen(8), 6)
     buffers.fill(tree, layout, mask)
     bake(buffers, ("qo_indptr", "mask_indptr", "max_q_len"), [5, 3])
     assert violations(Call.of(tree, buffers)) == []
@@ -110,7 +124,7 @@ def test_dump(tmp_path: Path, suffix: str, prefixes: list[int], whole: int, shor
         tmp_path / f"call{suffix}",
         qo_indptr=indptr([17] * batch, torch.int32),
         kv_indptr=indptr(prefixes, torch.int32),
-        mask_indptr=indptr([mask_len(p, WIDTH) for p in prefixes]),
+        mask_indptr=indptr([mask_len(PrefixLen(p), QLen(WIDTH)) for p in prefixes]),
         max_q_len=WIDTH,
     )
     first = violations(load(path))[0]
@@ -173,7 +187,7 @@ def test_debug_mode_stops_the_eager_path() -> None:
     """With debug mode on, the first public call that takes the wrong layout raises before it runs."""
     tree, layout, mask = verify([5, 3], 16, 1)
     wrong = configured_width(layout, WIDTH, ("qo_indptr", "mask_indptr", "max_q_len"))
-    buffers = VerifyBuffers(2, 17, 6)
+    buffers = VerifyBuffers(2, QLen(17), 6)
     with (
         debug(),
         pytest.raises(
@@ -188,7 +202,7 @@ def test_debug_mode_stops_the_eager_path() -> None:
 def test_debug_mode_stops_the_captured_path() -> None:
     """Buffers that a capture baked with the configured width are stopped where they are used."""
     tree, layout, mask = verify([5, 3], 16, 1)
-    buffers = VerifyBuffers(2, 17, 6)
+    buffers = VerifyBuffers(2, QLen(17), 6)
     buffers.fill(tree, layout, mask)
     bake(buffers, ("qo_indptr", "mask_indptr"), [5, 3])
     with debug(), pytest.raises(InvariantViolation, match="on entry to accept_greedy") as caught:
@@ -199,7 +213,7 @@ def test_debug_mode_stops_the_captured_path() -> None:
 def test_stale_replay() -> None:
     """A replay on the metadata of the call before is named, although that call was right."""
     tree, layout, mask = verify([5, 3], 7, 4)
-    buffers = VerifyBuffers(2, 17, 9)
+    buffers = VerifyBuffers(2, QLen(17), 9)
     buffers.fill(tree, layout, mask)
     now, _, _ = verify([8, 6], 16, 4)
     found = violations(Call.of(now, buffers, prefix_lens=torch.tensor([8, 6])))
@@ -210,7 +224,7 @@ def test_stale_replay() -> None:
 def test_buffers_sized_by_the_configured_width() -> None:
     """Buffers made for the configured width have no room for budget + 1, and the numbers say so."""
     tree, layout, mask = verify([5, 3], 16, 4)
-    small = VerifyBuffers(2, WIDTH, 5)
+    small = VerifyBuffers(2, QLen(WIDTH), 5)
     captured = replace(
         small.layout,
         qo_indptr=layout.qo_indptr,
@@ -230,7 +244,7 @@ def test_buffers_sized_by_the_configured_width() -> None:
 def test_a_width_that_does_not_fit_the_buffers_writes_nothing() -> None:
     """A call whose max_q_len alone is the configured width leaves buffers of that width alone."""
     tree, layout, mask = verify([5, 3], 16, 4)
-    small = VerifyBuffers(2, WIDTH, 20)
+    small = VerifyBuffers(2, QLen(WIDTH), 20)
     with pytest.raises(InputError, match="34 entries do not fit a buffer of 16"):
         small.fill(tree, configured_width(layout, WIDTH, ("max_q_len",)), mask)
     assert int(small.layout.qo_indptr.sum()) == 0
@@ -242,23 +256,23 @@ def test_a_width_that_does_not_fit_the_buffers_writes_nothing() -> None:
 def test_fixed_buffers_without_the_tree(budget: int, prefixes: list[int]) -> None:
     """Attention sees the buffers alone: the written mask gives the width away."""
     tree, layout, mask = verify(prefixes, budget, 4)
-    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(budget), max(prefixes) + 1)
+    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(Budget(budget)), max(prefixes) + 1)
     buffers.fill(tree, layout, mask)
     assert violations(Call.of(buffers)) == []
     bake(buffers, tuple(NAMED), prefixes)
     first = violations(Call.of(buffers))[0]
-    q_len = q_len_of(budget)
+    q_len = q_len_of(Budget(budget))
     assert (first.invariant, first.request) == ("mask_len", 0)
     assert (first.expected, first.found) == (
-        mask_len(prefixes[0], q_len),
-        mask_len(prefixes[0], WIDTH),
+        mask_len(PrefixLen(prefixes[0]), q_len),
+        mask_len(PrefixLen(prefixes[0]), QLen(WIDTH)),
     )
     assert first.hint.startswith(f"every segment fits width {WIDTH}; this call's q_len is {q_len}")
 
 
 def test_leftover_of_a_larger_call_is_no_width() -> None:
     """A mask tail left over from a wider call is named as stale, not blamed on a width."""
-    buffers = VerifyBuffers(1, 17, 6)
+    buffers = VerifyBuffers(1, QLen(17), 6)
     buffers.fill(*verify([5], 16, 4))
     leftover = buffers.mask.allowed.clone()
     tree, layout, mask = verify([5], 7, 4)

@@ -11,6 +11,7 @@ from ddtree.spec import (
     Budget,
     Horizon,
     PagedKV,
+    QLen,
     VerifyBuffers,
     accept_greedy,
     build_tree,
@@ -72,7 +73,7 @@ def right_call(
         return Call(
             **known | forms_known, input_ids=rows, target_ids=target_ids, num_rows=rows.numel()
         )
-    buffers = VerifyBuffers(batch + room, q_len + room, max(prefixes) + room, pad_slot)
+    buffers = VerifyBuffers(batch + room, QLen(q_len + room), max(prefixes) + room, pad_slot)
     buffers.fill(tree, layout, flat)
     return Call(**known | Call.of(buffers).known())
 

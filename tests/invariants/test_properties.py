@@ -13,7 +13,7 @@ from ddtree.decoding.founding_bug import configured_width
 from ddtree.invariants import Call, report, violations
 from ddtree.invariants.call import FIELDS
 from ddtree.invariants.sizes import sizes_of, uniform_width, width_of_segment
-from ddtree.spec import Budget, VerifyBuffers, build_tree, plan_verify, tree_mask
+from ddtree.spec import Budget, PrefixLen, QLen, VerifyBuffers, build_tree, plan_verify, tree_mask
 from ddtree.spec.index import mask_len
 from tests.invariants.calls import captured, indptr, tables, verify, whole_round
 
@@ -51,7 +51,7 @@ def test_ragged_calls_raise_no_alarm(
         tree, torch.tensor(prefixes), tables(batch, max(prefixes) + budget + 1), q_lens
     )
     mask = tree_mask(tree, layout, "flat")
-    buffers = VerifyBuffers(batch + room, budget + 1 + room, max(prefixes) + room)
+    buffers = VerifyBuffers(batch + room, QLen(budget + 1 + room), max(prefixes) + room)
     buffers.fill(tree, layout, mask)
     for call in (
         Call.of(tree, layout, mask),
@@ -126,20 +126,20 @@ def test_no_corruption_crashes_the_checker(call: Call) -> None:
 @given(st.integers(0, 200), st.integers(1, 200))
 def test_a_segment_fits_one_width(prefix_len: int, width: int) -> None:
     """The width of a segment is found exactly where there is one."""
-    length = mask_len(prefix_len, width)
+    length = mask_len(PrefixLen(prefix_len), QLen(width))
     assert width_of_segment(length, prefix_len) == width
     assert (
         width_of_segment(length + 1, prefix_len) is None
-        or mask_len(prefix_len, width + 1) == length + 1
+        or mask_len(PrefixLen(prefix_len), QLen(width + 1)) == length + 1
     )
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(1, 200))
 def test_a_mask_fits_one_uniform_width(prefixes: list[int], width: int) -> None:
     """The width of a whole mask is found exactly where there is one."""
-    total = sum(mask_len(p, width) for p in prefixes)
+    total = sum(mask_len(PrefixLen(p), QLen(width)) for p in prefixes)
     assert uniform_width(total, prefixes) == width
-    below = sum(mask_len(p, width - 1) for p in prefixes)
+    below = sum(mask_len(PrefixLen(p), QLen(width - 1)) for p in prefixes)
     assert total - 1 == below or uniform_width(total - 1, prefixes) is None
 
 
@@ -155,8 +155,8 @@ def test_a_configured_width_is_always_named(
     wrong = configured_width(layout, width, ("qo_indptr", "mask_indptr", "max_q_len"))
     first = violations(Call.of(tree, wrong, mask))[0]
     assert (first.invariant, first.request) == ("mask_len", 0)
-    assert first.expected == mask_len(prefixes[0], budget + 1)
-    assert first.found == mask_len(prefixes[0], width)
+    assert first.expected == mask_len(PrefixLen(prefixes[0]), QLen(budget + 1))
+    assert first.found == mask_len(PrefixLen(prefixes[0]), QLen(width))
     assert first.hint.startswith(
         f"every segment fits width {width}; this call's q_len is {budget + 1}: "
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddtree.invariants import TABLE, Call, InvariantViolation, report, violations
-from ddtree.spec import VerifyBuffers
+from ddtree.spec import QLen, VerifyBuffers
 from tests.invariants.calls import captured, field, indptr, put, verify, whole_round
 from tests.invariants.mutants.kinds import Mutant, short_mask, tied
 from tests.invariants.mutants.of_acceptance import ACCEPTANCE
@@ -34,7 +34,7 @@ CLEAN: dict[str, Callable[[], Call]] = {
     "fixed buffers whose slot for padding is not told": lambda: replace(
         Call.of(*captured(pad_slot=44)), pad_slot=None
     ),
-    "fixed buffers that were never filled": lambda: Call.of(VerifyBuffers(4, 17, 7)),
+    "fixed buffers that were never filled": lambda: Call.of(VerifyBuffers(4, QLen(17), 7)),
     "no request": lambda: Call(
         qo_indptr=indptr([]), kv_indptr=indptr([]), mask_indptr=indptr([]), max_q_len=0
     ),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ddtree.spec.contracts import Acceptance, DraftTree, FlatMask, VerifyLayout
+from ddtree.spec.contracts import Acceptance, DraftTree, FlatMask, QLen, VerifyLayout
 
 INF = float("inf")
 ROWS = """
@@ -41,7 +41,7 @@ def known_call() -> Known:
             kv_indptr=torch.tensor([0, 2], dtype=torch.int32),
             kv_indices=torch.tensor([0, 1]),
             mask_indptr=torch.tensor([0, 35]),
-            max_q_len=5,
+            max_q_len=QLen(5),
             positions=torch.tensor([2, 3, 3, 4, 2]),
             out_cache_loc=torch.arange(2, 7),
         ),

@@ -24,6 +24,7 @@ from ddtree.spec.contracts import (
     Horizon,
     PackedMask,
     PagedKV,
+    QLen,
 )
 from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
@@ -300,17 +301,17 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (commit([[0, 1, 2], [0, -1, -1]], [4, 1]), "num_accepted[0] is 4; it counts the root, and nodes has room for 3"),
     (commit([[0]] * 3, [1] * 3), "slot_table has 2 requests, the acceptance 3"),
     # VerifyBuffers
-    (lambda: VerifyBuffers(0, 4, 5), "max_batch is 0; the least is 1"),
-    (lambda: VerifyBuffers(2, 0, 5), "max_q_len is 0; the least is 1"),
-    (lambda: VerifyBuffers(2, 4, -1), "max_context is -1; the least is 0"),
+    (lambda: VerifyBuffers(0, QLen(4), 5), "max_batch is 0; the least is 1"),
+    (lambda: VerifyBuffers(2, QLen(0), 5), "max_q_len is 0; the least is 1"),
+    (lambda: VerifyBuffers(2, QLen(4), -1), "max_context is -1; the least is 0"),
     (lambda: VerifyBuffers(2.5, 5, 10), "max_batch is 2.5; expected a whole number"),  # type: ignore[arg-type]
     (lambda: VerifyBuffers("a", 5, 10), "max_batch is 'a'; expected a whole number"),  # type: ignore[arg-type]
-    (lambda: VerifyBuffers(2, 5, 10, pad_slot=-2), "pad_slot is -2; the least is -1"),
+    (lambda: VerifyBuffers(2, QLen(5), 10, pad_slot=-2), "pad_slot is -2; the least is -1"),
     (lambda: VerifyBuffers(2, 4, 5).fill(TREE, LAYOUT, tree_mask(TREE, LAYOUT)), "mask is a BitMask; expected FlatMask"),  # type: ignore[arg-type]
     (lambda: VerifyBuffers(2, 4, 5).fill(TREE, replace(LAYOUT, max_q_len=None), MASK), "max_q_len is None; expected a whole number"),  # type: ignore[arg-type]
-    (lambda: VerifyBuffers(1, 4, 5).fill(TREE, LAYOUT, MASK), "batch is 2; the buffers were made for 1"),
-    (lambda: VerifyBuffers(2, 3, 5).fill(TREE, LAYOUT, MASK), "max_q_len is 4; the buffers were made for 3: size them by the largest budget + 1"),
-    (lambda: VerifyBuffers(2, 4, 4).fill(TREE, LAYOUT, MASK), "the longest prefix is 5; the buffers were made for 4"),
+    (lambda: VerifyBuffers(1, QLen(4), 5).fill(TREE, LAYOUT, MASK), "batch is 2; the buffers were made for 1"),
+    (lambda: VerifyBuffers(2, QLen(3), 5).fill(TREE, LAYOUT, MASK), "max_q_len is 4; the buffers were made for 3: size them by the largest budget + 1"),
+    (lambda: VerifyBuffers(2, QLen(4), 4).fill(TREE, LAYOUT, MASK), "the longest prefix is 5; the buffers were made for 4"),
 ]  # fmt: skip
 
 
@@ -350,7 +351,7 @@ def test_a_refused_commit_changes_nothing(
         ({"budget": Budget(30)}, "request 0 needs prefix_len + q_len = 5 + 31 = 36 entries"),
         ({"draft_log_probs": poisoned(math.nan)}, "draft_log_probs[1, 0, 2] is nan"),
         ({"prefix_lens": LENS[:1]}, "prefix_lens has shape [1]"),
-        ({"buffers": VerifyBuffers(2, 3, 5)}, "max_q_len is 4; the buffers were made for 3"),
+        ({"buffers": VerifyBuffers(2, QLen(3), 5)}, "max_q_len is 4; the buffers were made for 3"),
         ({"sampling": 0.7}, "sampling is 0.7; expected Sampling"),
         ({"buffers": LAYOUT}, "buffers is a VerifyLayout; expected VerifyBuffers"),
         ({"target": None}, "target is None; expected Target"),

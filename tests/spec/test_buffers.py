@@ -12,6 +12,7 @@ from torch import Tensor
 from ddtree.invariants import strategies as st
 from ddtree.spec.attention import verify_attention
 from ddtree.spec.buffers import VerifyBuffers
+from ddtree.spec.contracts import QLen
 from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import convert_mask, tree_mask
@@ -42,14 +43,14 @@ def sizes_for(*calls: st.VerifyCall) -> tuple[int, int, int]:
 
 def make(sizes: st.BufferSizes, pad_slot: int = -1) -> VerifyBuffers:
     """Buffers of some sizes."""
-    return VerifyBuffers(sizes.max_batch, sizes.max_q_len, sizes.max_context, pad_slot)
+    return VerifyBuffers(sizes.max_batch, QLen(sizes.max_q_len), sizes.max_context, pad_slot)
 
 
 def test_written_out() -> None:
     """One request of two nodes and prefix 1 in buffers for two requests, width 3 and context 2."""
     tree = tree_of(parents=[[-1, 0]], tokens=[[7, 8]])
     layout = plan_verify(tree, torch.tensor([1]), torch.tensor([[4, 5, 6]]))
-    buffers = VerifyBuffers(2, 3, 2, pad_slot=-1)
+    buffers = VerifyBuffers(2, QLen(3), 2, pad_slot=-1)
     buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
     assert {name: tensor.int().tolist() for name, tensor in contents(buffers).items()} == {
         "qo_indptr": [0, 2, 2],

@@ -7,7 +7,7 @@ from hypothesis import strategies as hs
 
 from ddtree.invariants import strategies as st
 from ddtree.spec.commit import commit_kv
-from ddtree.spec.contracts import Acceptance, Budget, PagedKV, VerifyLayout
+from ddtree.spec.contracts import Acceptance, Budget, PagedKV, QLen, VerifyLayout
 from ddtree.spec.round import verify_round
 
 
@@ -88,7 +88,7 @@ def test_accepted_0_3_7(page_size: int, dtype: torch.dtype) -> None:
         kv_indptr=torch.tensor([0, 5], dtype=torch.int32),
         kv_indices=torch.arange(5),
         mask_indptr=torch.tensor([0, 104]),
-        max_q_len=8,
+        max_q_len=QLen(8),
         positions=5 + torch.arange(8),
         out_cache_loc=5 + torch.arange(8),
     )

@@ -16,6 +16,7 @@ from ddtree.spec import (
     InputError,
     PackedMask,
     PagedKV,
+    QLen,
     VerifyBuffers,
     VerifyLayout,
     accept_greedy,
@@ -99,7 +100,7 @@ CASES: dict[str, Callable[[], object]] = {
     "PagedKV.slot_table has dtype torch.uint8": lambda: commit_kv(
         replace(KV, slot_table=TABLE.byte()), LAYOUT, ACCEPTANCE
     ),
-    "VerifyLayout.positions has dtype torch.float32": lambda: VerifyBuffers(1, 4, 5).fill(
+    "VerifyLayout.positions has dtype torch.float32": lambda: VerifyBuffers(1, QLen(4), 5).fill(
         TREE, replace(LAYOUT, positions=LAYOUT.positions.float()), FLAT
     ),
 }

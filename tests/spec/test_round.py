@@ -9,7 +9,7 @@ from hypothesis import strategies as hs
 from ddtree.invariants import strategies as st
 from ddtree.invariants.exact_target import ExactTarget
 from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.contracts import Budget
+from ddtree.spec.contracts import Budget, QLen
 from ddtree.spec.round import Round, verify_round
 from ddtree.spec.sampling import Sampling
 from ddtree.spec.softmax import log_softmax
@@ -162,7 +162,7 @@ def test_buffer_reuse_changes_nothing(
     roomier = replace(earlier.slots, num_slots=max(earlier.slots.num_slots, spare) + 1)
     earlier = replace(earlier, slots=roomier)
     for pad_slot in (-1, spare):
-        buffers = VerifyBuffers(sizes.max_batch, sizes.max_q_len, sizes.max_context, pad_slot)
+        buffers = VerifyBuffers(sizes.max_batch, QLen(sizes.max_q_len), sizes.max_context, pad_slot)
         run(earlier, buffers=buffers)
 
         eager_target, target = case.target(), case.target()
