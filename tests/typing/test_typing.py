@@ -1,5 +1,7 @@
 """mypy and pyright refuse the wrong lines of ``typing_tests/``, with the stated messages, and no others."""
 
+import ast
+import inspect
 import json
 import re
 import shutil
@@ -9,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from ddtree.spec import index
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("typing_tests/right.py", "typing_tests/wrong.py")
@@ -138,3 +142,19 @@ def test_a_wrong_line_that_passes_is_reported(tmp_path: Path) -> None:
         "passes", "is refused", "is refused"
     ]  # fmt: skip
     assert [int(line.split(":")[1]) for line in lines] == [4, 5, 6]
+
+
+def test_stub_is_of_the_formulas() -> None:
+    """The types of ``spec/index.pyi`` are those of every formula, argument by argument."""
+    tree = ast.parse((ROOT / "spec" / "index.pyi").read_text(encoding="utf-8"))
+    typed = {
+        (node.name, tuple(argument.arg for argument in node.args.args))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    formulas = {
+        (name, tuple(inspect.signature(value).parameters))
+        for name, value in vars(index).items()
+        if inspect.isfunction(value)
+    }
+    assert typed == formulas
