@@ -184,10 +184,13 @@ class Kernel:
         return self.imported.get(name, (self.path.stem, name))
 
     def calls(self) -> Iterator[ast.Call]:
-        """Every call in the function."""
+        """Every call in the function; a partition ``(worker, arguments)`` of Gluon's is one."""
         for node in ast.walk(self.node):
-            if isinstance(node, ast.Call):
-                yield node
+            match node:
+                case ast.Call():
+                    yield node
+                case ast.Tuple(elts=[ast.Name() as worker, ast.Tuple(elts=arguments)]):
+                    yield ast.copy_location(ast.Call(worker, arguments, []), node)
 
     def returned(self) -> Iterator[ast.expr]:
         """What the function returns."""
@@ -258,8 +261,10 @@ class Addresses:
         for kernel in self.kernels.values():
             for call in kernel.calls():
                 name = last_name(call.func)
-                if (name in {"load", "store"} or name.startswith("atomic_")) and call.args:
+                if name in {"load", "store"} or name.startswith("atomic_"):
                     self.follow(kernel, call.args[0])
+                elif name == "async_copy_global_to_shared":
+                    self.follow(kernel, call.args[1])
 
     def follow(self, kernel: Kernel, expression: ast.expr) -> None:
         """Follow one expression that goes into an address."""

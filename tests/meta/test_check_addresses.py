@@ -52,6 +52,8 @@ def found(body: str, arguments: str = "x, row, col, stride, n, SIZE: tl.constexp
         ("other(x + row * n, col, stride)", ["row * n"]),
         ("at = other(x, col, row * n)\ntl.load(x + at)", []),
         ("at = tl.load(x + row * n)\ntl.load(x + at * SIZE)", ["at * SIZE", "row * n"]),
+        ("copy.async_copy_global_to_shared(n.index(row * 2), x + row * n)", ["row * n"]),
+        ("gl.warp_specialize([(other, (x, row * n, stride))])", ["row * n"]),
         ("tl.load(x + unknown(row))", ["unknown(row)"]),
         ("tl.load(x + ~row)", ["~row"]),
     ],
