@@ -12,7 +12,7 @@ import typer
 from ddtree.cli.output import need, write_whole
 from tests.cli.conftest import Run
 
-VERBS = ("generate", "demo", "check", "dump", "show", "prove")
+VERBS = ("generate", "demo", "check", "dump", "show", "catalogue", "prove")
 
 
 def command(*args: object, **env: str) -> "subprocess.CompletedProcess[str]":
