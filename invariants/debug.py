@@ -56,10 +56,10 @@ class Debugging:
                 f"debug cannot decorate {function!r}: it decorates functions, coroutine functions and "
                 "generator functions; for a part of another's body write `with ddtree.debug():`"
             )
-        run: Any
+        run: Any  # pyright: ignore[reportRedeclaration]  # one of three
         if iscoroutinefunction(function):
 
-            async def run(*args: Any, **kwargs: Any) -> Any:
+            async def run(*args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportRedeclaration]
                 with self:
                     return await function(*args, **kwargs)
         elif isgeneratorfunction(function):

@@ -19,7 +19,7 @@ def require_int(name: str, value: Any, least: int, why: str = "", *, most: int =
     """Refuse what is no whole number, and one outside its bounds; ``why`` says what the least is."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(whole, f"{name} is {given(value)}; expected a whole number")
-    require(value >= least, f"{name} is {value}; the least is {least}{why and f', {why}'}")
+    require(int(value) >= least, f"{name} is {value}; the least is {least}{why and f', {why}'}")
     require(value <= most, f"{name} is {value}; the most is {most}")
 
 

@@ -144,10 +144,11 @@ def recorded_call(
     from ddtree.decoding.generate import generate
 
     recorder = Recorder(pair.plain, wanted)
+    target: Any = recorder  # what it lacks of a target it has by __getattr__
     room = pair.plain.max_context - prompt_ids.numel() - q_len_of(Budget(budget))
     with suppress(_Recorded):
         generation = generate(
-            recorder,
+            target,
             pair.drafter,
             prompt_ids,
             budget=Budget(budget),

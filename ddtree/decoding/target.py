@@ -180,7 +180,7 @@ class HFTarget:
 
     def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
         """Gather the accepted rows behind the prefix in every layer, drop the rest."""
-        layers = self.cache.layers
+        layers: Any = self.cache.layers
         kv = PagedKV(
             keys=tuple(layer.keys[0].transpose(0, 1) for layer in layers),
             values=tuple(layer.values[0].transpose(0, 1) for layer in layers),
@@ -214,7 +214,8 @@ class HFTarget:
 
     def _crop(self, prefix_len: int) -> None:
         # layer by layer: a pass that an error stopped midway has grown the first layers only
-        for layer in self.cache.layers:
+        layers: Any = self.cache.layers
+        for layer in layers:
             surplus = layer.get_seq_length() - prefix_len
             if surplus > 0:
                 layer.crop(-surplus)

@@ -36,7 +36,8 @@ class Formulas:
         """The formula of that name."""
         right = getattr(index, name)  # a wrong twin of no formula is an error
         self.called.add(name)
-        return self._wrong.get(name, right)
+        wrong = self._wrong.get(name)
+        return right if wrong is None else wrong
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ddtree.decoding import HFTarget, NGramDrafter, autoregressive, generate
 from ddtree.decoding.capabilities import Caller
 from ddtree.decoding.paged import PagedRequest, PagedTarget
 from ddtree.decoding.paged_attention import register
-from ddtree.spec import Budget, InputError, QLen, Round, Sampling
+from ddtree.spec import Budget, DraftTree, InputError, QLen, Round, Sampling, TreeMask, VerifyLayout
 from tests.decoding.tiny import COMMON, PAGED, VOCAB, WIDE, prompt, tiny_model
 from tests.impl.cases import DEVICE
 
@@ -116,8 +116,8 @@ class Recorder:
     def __init__(self, target: PagedTarget) -> None:
         self.target, self.slot_table, self.commit = target, target.slot_table, target.commit
 
-    def forward(self, *call: Any) -> Tensor:
-        self.logits = self.target.forward(*call)
+    def forward(self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask) -> Tensor:
+        self.logits = self.target.forward(tree, layout, mask)
         return self.logits
 
 

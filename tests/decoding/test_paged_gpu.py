@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3C
 
 from ddtree import impl
 from ddtree.decoding.paged import PagedTarget
-from ddtree.spec import Budget, Horizon, Round
+from ddtree.spec import Budget, DraftTree, Horizon, Round, TreeMask, VerifyLayout
 
 pytestmark = pytest.mark.gpu
 
@@ -89,8 +89,8 @@ class Recorder:
     def __init__(self, target: PagedTarget) -> None:
         self.target, self.slot_table, self.commit = target, target.slot_table, target.commit
 
-    def forward(self, *call: Any) -> Tensor:
-        self.logits = self.target.forward(*call)
+    def forward(self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask) -> Tensor:
+        self.logits = self.target.forward(tree, layout, mask)
         return self.logits
 
 

@@ -83,7 +83,8 @@ def test_committed_cache_equals_the_linear_cache(kind: str) -> None:
     text = torch.cat([prompt(9), torch.tensor(found.token_ids)])[: target.prefix_len]
     linear = HFTarget(target.model)
     linear.prefill(text)
-    for ours, theirs in zip(target.cache.layers, linear.cache.layers, strict=True):
+    layers: Any = zip(target.cache.layers, linear.cache.layers, strict=True)
+    for ours, theirs in layers:
         count = linear.prefix_len
         assert torch.allclose(ours.keys[:, :, :count], theirs.keys, atol=1e-10, rtol=0)
         assert torch.allclose(ours.values[:, :, :count], theirs.values, atol=1e-10, rtol=0)

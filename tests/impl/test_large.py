@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.impl.sampling import first_argmax, sample_rows
-from ddtree.spec import Acceptance, Budget, PagedKV
+from ddtree.spec import Acceptance, Budget, PagedKV, sampling
 from ddtree.spec.index import fits_int32
 from tests.impl.cases import DEVICE, moved
 from tests.impl.replays import same
@@ -27,11 +27,9 @@ def test_logits_past_two_to_the_31_are_read(rows: int, vocab: int) -> None:
     logits = torch.empty(rows, vocab, dtype=torch.float16, device=DEVICE).normal_(0, 4, generator=g)
     uniforms = torch.rand(rows, dtype=torch.float64, device=DEVICE, generator=g)
     last, numbers = logits[-4:].cpu(), uniforms[-4:].cpu()
-    same("argmax", first_argmax(logits)[-4:], spec.sampling.first_argmax(last))
+    same("argmax", first_argmax(logits)[-4:], sampling.first_argmax(last))
     for top_k, top_p in CUTS:
-        expected = spec.sampling.sample(
-            spec.sampling.target_distribution(last, 0.8, top_k, top_p), numbers
-        )
+        expected = sampling.sample(sampling.target_distribution(last, 0.8, top_k, top_p), numbers)
         same("sample", sample_rows(logits, uniforms, 0.8, top_k, top_p)[-4:], expected)
 
 

@@ -121,7 +121,7 @@ def test_fuzzing_finds_the_mutant(fault: PropertyFault) -> None:
             database=None,
             phases=(Phase.generate,),  # the smallest case stands in the catalogue
             deadline=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         ),
     )
     assert not fault.property.measure(fault.mutant, found).holds

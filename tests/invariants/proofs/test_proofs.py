@@ -3,13 +3,14 @@
 import inspect
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddtree.invariants import TABLE, dump, load, report
 from ddtree.invariants.proofs import PROOFS, Proof, Twin, prove
 from ddtree.invariants.proofs.integers import Scope
-from ddtree.invariants.proofs.proof import Claim, Formulas
+from ddtree.invariants.proofs.proof import Claim, Formulas, Goal
 from ddtree.spec import index
 
 FORMULAS = {
@@ -113,9 +114,8 @@ TWIN = Twin("shrinks", "The tree is taken away.", {"kv_len": lambda p, q: p - q}
     ],
     ids=lambda item: getattr(item, "__name__", ""),
 )
-def test_what_is_no_proof(goal: object, says: str) -> None:
+def test_what_is_no_proof(goal: Goal, says: str) -> None:
     """A false claim, an empty one, and a division on which floor and truncation may part are told."""
-    assert callable(goal)
     outcome = prove(Proof("none", "Not so.", (goal,), (TWIN,)))
     assert not outcome.ok
     assert says in " ".join(outcome.problems)
@@ -146,4 +146,5 @@ def test_division_is_pythons(divisor: int) -> None:
             (number % divisor, dividend % divisor),
             (dividend % by, dividend % divisor),
         ):
-            assert z3.simplify(found.term).as_long() == right
+            simplified: Any = z3.simplify(found.term)
+            assert simplified.as_long() == right
