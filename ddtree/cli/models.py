@@ -1,7 +1,6 @@
 """Load what a generation needs, and turn prompts into tokens and tokens into text."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -91,11 +90,8 @@ def load_pair(
     ``attention`` is ``"dense"``, ``"reference"``, ``"paged"`` or ``"auto"``.
     """
     need("models", "transformers", "gguf", "tokenizers")
-    if draft_name != "ngram" and not Path(draft_name).is_dir():
-        fail(
-            f"--draft {draft_name!r} is neither 'ngram' nor a folder",
-            "give the folder of a DFlash checkpoint: config.json and *.safetensors",
-        )
+    if draft_name != "ngram":
+        _require_drafter(draft_name)
     _require_device(device)
     if attention == "auto":
         attention = "paged" if device.startswith("cuda") else "dense"
@@ -111,6 +107,21 @@ def load_pair(
         target = _paged(plain) if attention == "paged" else plain
         drafter = _load_drafter(draft_name, plain, block_size)
     return Pair(target, plain, drafter, tokenizer, stop_ids_of(model))
+
+
+def _require_drafter(name: str) -> None:
+    """Leave if there is no such checkpoint, before the target takes its time to load."""
+    from ddtree.decoding.dflash import checkpoint_folder
+    from ddtree.spec.errors import InputError
+
+    try:
+        checkpoint_folder(name)
+    except InputError:
+        fail(
+            f"--draft {name!r} is neither 'ngram' nor a folder nor a model in the local Hugging Face cache",
+            "give the folder of a DFlash checkpoint (config.json and *.safetensors), or fetch one: "
+            f"hf download {name}",
+        )
 
 
 def _require_device(device: str) -> None:

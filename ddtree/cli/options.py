@@ -46,8 +46,8 @@ Target = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="The drafter: [bold]ngram[/bold] (prompt lookup, no weights) or the folder of a "
-        "DFlash checkpoint."
+        help="The drafter: [bold]ngram[/bold] (prompt lookup, no weights), or a DFlash checkpoint: its "
+        "folder, or its name in the local Hugging Face cache."
     ),
 ]
 Budget = Annotated[

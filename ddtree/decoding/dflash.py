@@ -1,18 +1,29 @@
 """The DFlash drafter: loads a published checkpoint and drafts a block a pass (``dflash_model.py``)."""
 
+import json
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Float32, Int64
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional
 
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
-from ddtree.decoding.target import HFTarget
 from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require
+
+INDEX = "model.safetensors.index.json"
+
+
+class TargetModel(Protocol):
+    """What a drafter needs of its target: an ``HFTarget`` or a ``PagedTarget``."""
+
+    model: Any
+    num_layers: int
 
 
 class DFlashDrafter:
@@ -22,7 +33,7 @@ class DFlashDrafter:
     block alone.
     """
 
-    def __init__(self, model: DFlashModel, target: HFTarget) -> None:
+    def __init__(self, model: DFlashModel, target: TargetModel) -> None:
         """Join a draft model to the target that it was trained for.
 
         Raises:
@@ -50,19 +61,23 @@ class DFlashDrafter:
         self.model = model.to(device=embedding.device, dtype=embedding.dtype).eval()
         self.block_size = BlockSize(config.block_size)
         self.target_layer_ids = config.target_layer_ids
-        self._embed = target.model.get_input_embeddings()
+        self._embedding = embedding
         self._head = head
         self.reset()
 
     @classmethod
-    def load(cls, folder: str | Path, target: HFTarget) -> "DFlashDrafter":
-        """Load ``config.json`` and ``*.safetensors`` of a published checkpoint's folder.
+    def load(cls, name: str | Path, target: TargetModel) -> "DFlashDrafter":
+        """Load a published checkpoint: ``config.json`` and ``*.safetensors``, split or whole.
+
+        Args:
+            name: its folder, or the hub name of one that is in the local Hugging Face cache.
+            target: the target that it was trained for.
 
         Raises:
-            InputError: a file, a config field or a tensor is missing, surplus or of another shape.
+            InputError: no such checkpoint; a file, a config field or a tensor is missing, surplus or
+                of another shape; or it does not fit the target.
         """
-        folder = Path(folder).expanduser()
-        require(folder.is_dir(), f"no drafter folder {folder}")
+        folder = checkpoint_folder(name)
         config = DFlashConfig.from_json(folder / "config.json")
         with torch.device("meta"):
             model = DFlashModel(config)
@@ -103,9 +118,10 @@ class DFlashDrafter:
             for (k, v), (new_k, new_v) in zip(self._context, added, strict=True)
         ]
         block = torch.full((self.block_size,), config.mask_token_id, device=device)
-        block[0] = token_ids[-1]
+        block[:1] = token_ids[-1:]
         positions = prefix_len + torch.arange(self.block_size, device=device)
-        x = self._embed(block) * config.input_embedding_scale
+        # the bare table: a target's own embedding may scale what it looks up
+        x = functional.embedding(block, self._embedding) * config.input_embedding_scale
         hidden = self.model(x, positions, self._context)
         logits = self._head(hidden[1:]).float() * config.output_multiplier
         if config.final_logit_softcapping:
@@ -114,16 +130,57 @@ class DFlashDrafter:
         return torch.log_softmax(logits, dim=-1)[None]
 
 
+def checkpoint_folder(name: str | Path) -> Path:
+    """The folder of a checkpoint that is given by folder or by hub name; nothing is downloaded.
+
+    Raises:
+        InputError: there is none.
+    """
+    from huggingface_hub import snapshot_download
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    is_path = isinstance(name, Path) or folder.is_absolute() or name.startswith((".", "~"))
+    require(not is_path and not folder.exists(), f"no drafter folder {folder}")
+    try:
+        return Path(snapshot_download(str(name), local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"drafter {str(name)!r} is neither a folder nor a model in the local Hugging Face cache "
+            f"(nothing is downloaded here; run: hf download {name})"
+        ) from error
+
+
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    require(bool(files), f"the drafter folder {folder} holds no .safetensors file")
     weights: dict[str, Tensor] = {}
-    for file in files:
+    for file in _weight_files(folder):
         try:
-            weights |= load_file(file)
+            part = load_file(file)
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read the drafter's weights {file}: {error}") from error
+        twice = sorted(weights.keys() & part.keys())
+        require(not twice, f"{file} holds {', '.join(twice)}, which another file holds too")
+        weights |= part
     return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that the index names, or all of them where there is no index."""
+    index = folder / INDEX
+    if not index.is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        require(bool(files), f"the drafter folder {folder} holds no .safetensors file")
+        return files
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"cannot read the index of the drafter's weights {index}: {error!r}"
+        ) from error
+    absent = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
+    require(not absent, f"{index} names {', '.join(absent)}; the folder lacks it")
+    return [folder / n for n in names]
 
 
 def _checked(weights: dict[str, Tensor], model: DFlashModel, folder: Path) -> dict[str, Tensor]:

@@ -8,6 +8,9 @@ from typing import Any
 from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require
 
+ARCHITECTURE = "DFlashDraftModel"
+"""What ``architectures`` says in published checkpoints; their successors add parts of their own."""
+
 
 @dataclass(frozen=True)
 class DFlashConfig:
@@ -36,13 +39,15 @@ class DFlashConfig:
 
         Raises:
             InputError: the file is missing or broken, a field is missing, or the config asks for
-                what this model does not do (other activations, scaled RoPE, sliding layers).
+                what this model does not do (other architectures and activations, scaled RoPE,
+                sliding layers).
         """
         try:
             raw = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read the drafter's config {path}: {error}") from error
-        fields = {**raw, **(raw.get("dflash_config") or {})}
+        own = raw.get("dflash_config") or {}
+        fields = {k: v for k, v in [*raw.items(), *own.items()] if v is not None}
         fields["rope_theta"] = _rope_theta(raw)
         if {"hidden_size", "num_attention_heads"} <= {*raw}:
             fields.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
@@ -84,4 +89,6 @@ def _refuse_unknown_kinds(raw: dict[str, Any]) -> None:
     require(not kinds, f"drafter with layers of type {', '.join(kinds)}: only full_attention")
     act = raw.get("hidden_act", "silu")
     require(act == "silu", f"drafter with activation {act!r}: only 'silu' is supported")
+    kinds = sorted(set(raw.get("architectures") or ()) - {ARCHITECTURE})
+    require(not kinds, f"drafter of architecture {', '.join(kinds)}: only {ARCHITECTURE}")
     require(not raw.get("is_causal"), "drafter with a causal block: only full attention inside it")
