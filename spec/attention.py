@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddtree.spec.contracts import TreeMask, VerifyLayout
 from ddtree.spec.dtypes import FLOAT, FP8, indexable, require_kind, require_tensor
-from ddtree.spec.errors import require, require_int, require_number
+from ddtree.spec.errors import InputError, require, require_int, require_number
 from ddtree.spec.index import window_start
 from ddtree.spec.mask import FORMS, read_mask, request_lens
 from ddtree.spec.public import public
@@ -160,21 +160,26 @@ def _require_shapes(
         require_tensor(name, tensor, FLOAT + FP8 * pool, ("rows", "heads", "head_dim"))
         require(
             tensor.shape[2] == query.shape[2],
-            f"{name} has head_dim {tensor.shape[2]}, query {query.shape[2]}",
+            "{} has head_dim {}, query {}",
+            name,
+            tensor.shape[2],
+            query.shape[2],
         )
-    require(key.shape == value.shape, f"key has shape {list(key.shape)}, value {list(value.shape)}")
-    require(
-        key_pool.shape == value_pool.shape,
-        f"key_pool has shape {list(key_pool.shape)}, value_pool {list(value_pool.shape)}",
-    )
-    require(key.shape[0] == query.shape[0], f"key has {key.shape[0]} rows, query {query.shape[0]}")
-    q_heads, kv_heads = query.shape[1], key.shape[1]
-    require(
-        kv_heads == key_pool.shape[1], f"key has {kv_heads} KV heads, key_pool {key_pool.shape[1]}"
-    )
+    if key.shape != value.shape:
+        raise InputError(f"key has shape {list(key.shape)}, value {list(value.shape)}")
+    if key_pool.shape != value_pool.shape:
+        raise InputError(
+            f"key_pool has shape {list(key_pool.shape)}, value_pool {list(value_pool.shape)}"
+        )
+    num_rows, q_heads, kv_heads = query.shape[0], query.shape[1], key.shape[1]
+    require(key.shape[0] == num_rows, "key has {} rows, query {}", key.shape[0], num_rows)
+    pool_heads = key_pool.shape[1]
+    require(kv_heads == pool_heads, "key has {} KV heads, key_pool {}", kv_heads, pool_heads)
     require(
         kv_heads >= 1 and q_heads % kv_heads == 0,
-        f"{q_heads} query heads do not divide into {kv_heads} KV heads",
+        "{} query heads do not divide into {} KV heads",
+        q_heads,
+        kv_heads,
     )
     if sinks is not None:
         require_tensor("sinks", sinks, FLOAT, (q_heads,))

@@ -49,25 +49,45 @@ def indexable(pool: Tensor) -> Tensor:
     return pool.view(torch.uint8) if pool.dtype in FP8 else pool
 
 
+_CHECKED = {
+    kind: tuple(
+        (field, dtypes, kind.__annotations__[field].dim_str.split())
+        for field, dtypes in fields.items()
+    )
+    for kind, fields in _FIELDS.items()
+}
+"""Name, dtypes and axes of each field."""
+
+
 def require_kind(name: str, value: object, *kinds: type) -> None:
     """Refuse what is none of these kinds, and a contract that holds a field that would be misread."""
-    wanted = " or ".join(kind.__name__ for kind in kinds)
-    require(isinstance(value, kinds), f"{name} is {given(value)}; expected {wanted}")
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"{name} is {given(value)}; expected {wanted}")
     kind = type(value)
-    for field, dtypes in _FIELDS.get(kind, {}).items():
-        axes = kind.__annotations__[field].dim_str.split()
-        require_tensor(f"{kind.__name__}.{field}", getattr(value, field), dtypes, axes)
+    for field, dtypes, axes in _CHECKED.get(kind, ()):
+        content = getattr(value, field)
+        if not _fits(content, dtypes, axes):
+            require_tensor(f"{kind.__name__}.{field}", content, dtypes, axes)
 
 
 def require_tensor(name: str, value: object, wanted: Dtypes, axes: Sequence[str | int]) -> None:
     """Refuse what is no tensor of these dtypes and axes; an axis is its size, or a name for any."""
+    if _fits(value, wanted, axes):
+        return
     if not isinstance(value, Tensor):
         raise InputError(f"{name} is {given(value)}; expected a tensor")
     dtypes = " or ".join(str(dtype) for dtype in wanted)
     require(value.dtype in wanted, f"{name} has dtype {value.dtype}; expected {dtypes}")
-    shape = list(value.shape)
-    fits = [isinstance(axis, str) or axis == size for axis, size in zip(axes, shape, strict=False)]
-    require(
-        len(shape) == len(axes) and all(fits),
-        f"{name} has shape {shape}; expected [{', '.join(str(axis) for axis in axes)}]",
-    )
+    expected = ", ".join(str(axis) for axis in axes)
+    raise InputError(f"{name} has shape {list(value.shape)}; expected [{expected}]")
+
+
+def _fits(value: object, wanted: Dtypes, axes: Sequence[str | int]) -> bool:
+    """Whether a value is a tensor of these dtypes and axes; quick, since every call asks often."""
+    if not isinstance(value, Tensor) or value.dtype not in wanted or value.ndim != len(axes):
+        return False
+    for axis, size in zip(axes, value.shape, strict=True):
+        if axis != size and not isinstance(axis, str):
+            return False
+    return True

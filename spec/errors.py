@@ -1,6 +1,6 @@
 """The error for bad input: what was given and what is wanted, with the numbers."""
 
-from math import isfinite
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,18 +9,22 @@ class InputError(ValueError):
     """A public function was given input outside its contract."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise ``InputError(message)`` unless ``condition`` holds."""
+def require(condition: bool, message: str, *numbers: object) -> None:
+    """Raise ``InputError(message)`` unless ``condition`` holds.
+
+    ``numbers`` fill the message's braces, and only then: where calls are frequent, or traced with sizes
+    that are symbols, text should not be made for nothing.
+    """
     if not condition:
-        raise InputError(message)
+        raise InputError(message.format(*numbers) if numbers else message)
 
 
 def require_int(name: str, value: Any, least: int, why: str = "", *, most: int = 2**63 - 1) -> None:
     """Refuse what is no whole number, and one outside its bounds; ``why`` says what the least is."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require(whole, f"{name} is {given(value)}; expected a whole number")
-    require(int(value) >= least, f"{name} is {value}; the least is {least}{why and f', {why}'}")
-    require(value <= most, f"{name} is {value}; the most is {most}")
+    if not _is_a(Integral, value):
+        raise InputError(f"{name} is {given(value)}; expected a whole number")
+    require(value >= least, "{} is {}; the least is {}{}", name, value, least, why and f", {why}")
+    require(value <= most, "{} is {}; the most is {}", name, value, most)
 
 
 def require_bool(name: str, value: Any) -> None:
@@ -30,8 +34,13 @@ def require_bool(name: str, value: Any) -> None:
 
 def require_number(name: str, value: Any) -> None:
     """Refuse what is no finite number."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    require(number and isfinite(value), f"{name} is {given(value)}; expected a finite number")
+    if not (_is_a(Real, value) and abs(value) < inf):
+        raise InputError(f"{name} is {given(value)}; expected a finite number")
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Whether a value is a number of that kind, as True and False are not."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def given(value: object) -> str:
