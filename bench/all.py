@@ -36,6 +36,7 @@ def subjects(out: Path, official: str | None, *, cuda: bool) -> list[Subject]:
         Subject("equality", ("--prompts", "1", "--tokens", "16", "--out", f"{out}/equality.json")),
         Subject("attention", ("grid", "--out", str(out), "--limit", "1200"), no_gpu),
         Subject("round", ("--part", "times", "--out", f"{out}/round.json"), no_gpu),
+        Subject("debug", ("--out", f"{out}/debug.json")),
         Subject("official", ("--out", str(out)), no_gpu or no_official),
     ]
 

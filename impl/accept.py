@@ -6,6 +6,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.impl.accept_kernels import new_tokens_kernel, walk_kernel
+from ddtree.impl.op import op
 from ddtree.impl.sampling import sample_rows
 from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
 from ddtree.spec.errors import require
@@ -31,28 +32,50 @@ def accept_greedy(
     Raises:
         InputError: shapes that do not agree, or a negative horizon.
     """
-    batch, rows = tree.token_ids.shape
-    require(horizon >= 0, f"horizon is {horizon}; the least is 0, a tree of the root alone")
+    batch = tree.token_ids.shape[0]
+    require(horizon >= 0, "horizon is {}; the least is 0, a tree of the root alone", horizon)
     require(
         layout.qo_indptr.numel() > batch,
-        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+        "the layout has {} requests, the tree {}",
+        layout.qo_indptr.numel() - 1,
+        batch,
     )
     require(
         target_ids.ndim == 1,
-        f"target_ids has shape {list(target_ids.shape)}; expected one choice a query row",
+        "target_ids has shape {}; expected one choice a query row",
+        list(target_ids.shape),
     )
     width = horizon + 1
     nodes = tree.parents.new_empty((batch, width))
     num_accepted = tree.parents.new_empty(batch)
     bonus = tree.token_ids.new_empty(batch)
     if batch:
-        walk_kernel[(batch,)](
-            tree.parents, tree.token_ids, tree.num_nodes, target_ids.contiguous(), layout.qo_indptr,
-            nodes, num_accepted, bonus, rows, width,
-            ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(width),
-            num_warps=1 if rows <= 128 else 4,
+        _walk(
+            tree.parents, tree.token_ids, tree.num_nodes, target_ids, layout.qo_indptr,
+            nodes, num_accepted, bonus,
         )  # fmt: skip
     return Acceptance(nodes, num_accepted, bonus)
+
+
+@op("accept_greedy", writes=("nodes", "num_accepted", "bonus"))
+def _walk(
+    parents: Tensor,
+    token_ids: Tensor,
+    num_nodes: Tensor,
+    target_ids: Tensor,
+    qo_indptr: Tensor,
+    nodes: Tensor,
+    num_accepted: Tensor,
+    bonus: Tensor,
+) -> None:
+    """Walk each tree along the target's choices."""
+    (batch, rows), width = parents.shape, nodes.shape[1]
+    walk_kernel[(batch,)](
+        parents, token_ids, num_nodes, target_ids.contiguous(), qo_indptr,
+        nodes, num_accepted, bonus, rows, width,
+        ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(width),
+        num_warps=1 if rows <= 128 else 4,
+    )  # fmt: skip
 
 
 @public
@@ -88,11 +111,14 @@ def accept_sampled(
     """
     require(
         target_logits.ndim == 2,
-        f"target_logits has shape {list(target_logits.shape)}; expected [T, vocab]",
+        "target_logits has shape {}; expected [T, vocab]",
+        list(target_logits.shape),
     )
     require(
         uniforms.shape == target_logits.shape[:1],
-        f"uniforms has shape {list(uniforms.shape)}; target_logits has {target_logits.shape[0]} rows",
+        "uniforms has shape {}; target_logits has {} rows",
+        list(uniforms.shape),
+        target_logits.shape[0],
     )
     ids = sample_rows(target_logits, uniforms, temperature, top_k, top_p)
     return accept_greedy(tree, ids, layout, horizon)
@@ -100,11 +126,19 @@ def accept_sampled(
 
 def new_tokens(tree: DraftTree, acceptance: Acceptance) -> Int64[Tensor, "B H+1"]:
     """Return each request's new tokens: the accepted ones after the root, then the bonus."""
-    batch, width = acceptance.nodes.shape
     tokens = torch.empty_like(acceptance.nodes, dtype=torch.int64)
-    if batch:
-        new_tokens_kernel[(batch,)](
-            tree.token_ids, acceptance.nodes, acceptance.num_accepted, acceptance.bonus, tokens,
-            tree.token_ids.shape[1], width, WIDTH=triton.next_power_of_2(width), num_warps=1,
-        )  # fmt: skip
+    if tokens.shape[0]:
+        _tokens(tree.token_ids, acceptance.nodes, acceptance.num_accepted, acceptance.bonus, tokens)
     return tokens
+
+
+@op("new_tokens", writes=("tokens",))
+def _tokens(
+    token_ids: Tensor, nodes: Tensor, num_accepted: Tensor, bonus: Tensor, tokens: Tensor
+) -> None:
+    """Gather the tokens of the accepted nodes and the bonus."""
+    batch, width = nodes.shape
+    new_tokens_kernel[(batch,)](
+        token_ids, nodes, num_accepted, bonus, tokens,
+        token_ids.shape[1], width, WIDTH=triton.next_power_of_2(width), num_warps=1,
+    )  # fmt: skip

@@ -34,8 +34,9 @@ from ddtree.impl.attention_configs import (
 from ddtree.impl.attention_hopper_kernels import attend_hopper_kernel
 from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
 from ddtree.impl.mask import convert_mask
+from ddtree.impl.op import op
 from ddtree.spec.attention import PoolScale, _require_scale, _require_shapes
-from ddtree.spec.contracts import BitMask, TreeMask, VerifyLayout
+from ddtree.spec.contracts import BitMask, QLen, TreeMask, VerifyLayout
 from ddtree.spec.dtypes import FP8, require_kind, require_tensor
 from ddtree.spec.errors import require, require_int, require_number
 from ddtree.spec.index import bit_words, fits_int32
@@ -45,6 +46,8 @@ from ddtree.spec.public import public
 HEAD_DIMS = (64, 96, 128, 256)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOG2E = 1.4426950408889634
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, which is decided when they are defined."""
 LEAST_BATCH = 64
 """Smaller batches share one compiled kernel."""
 MERGE_M = 4
@@ -118,34 +121,88 @@ def verify_attention(
     _require_supported(query, key, value, key_pool, value_pool, layout, words, of_heads)
     require(
         compute_dtype is torch.float32,
-        f"compute_dtype is {compute_dtype}; the kernels sum in float32",
+        "compute_dtype is {}; the kernels sum in float32",
+        compute_dtype,
     )
     if scale is not None:
         require_number("scale", scale)
     if softcap is not None:
         require_number("softcap", softcap)
-        require(softcap > 0, f"softcap is {softcap}; it must be above 0")
+        require(softcap > 0, "softcap is {}; it must be above 0", softcap)
     if window is not None:
         require_int("window", window, 1, "the row itself")
-    is_plain = key_pool.dtype == query.dtype and key_scale is None and value_scale is None
+    output, lse = _attend(
+        query, key, value, key_pool, value_pool, words,
+        layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
+        layout.mask_indptr, layout.positions, layout.out_cache_loc, layout.max_q_len,
+        query.shape[2] ** -0.5 if scale is None else scale, softcap, sinks, window,
+        *_number_or_tensor(key_scale), *_number_or_tensor(value_scale), return_lse,
+    )  # fmt: skip
+    return output, lse if return_lse else None
+
+
+def _fake_attend(query: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp without content; the last argument says whether there is one."""
+    shape = query.shape[:2] if others[-1] else (0, 0)
+    return torch.empty(query.shape, dtype=query.dtype, device=query.device), query.new_empty(
+        shape, dtype=torch.float32
+    )
+
+
+@op("verify_attention", fake=_fake_attend)
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    words: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    mask_indptr: Tensor,
+    positions: Tensor,
+    out_cache_loc: Tensor,
+    max_q_len: int,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    window: int | None,
+    key_number: float | None,
+    key_scale: Tensor | None,
+    value_number: float | None,
+    value_scale: Tensor | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """Attend with the configuration chosen for the call."""
+    layout = VerifyLayout(
+        qo_indptr, kv_indptr, kv_indices, mask_indptr, QLen(max_q_len), positions, out_cache_loc
+    )
+    is_plain = key_pool.dtype == query.dtype and not any(
+        one is not None for one in (key_number, key_scale, value_number, value_scale)
+    )
     is_aligned = all(map(_is_aligned, (key, value, key_pool, value_pool)))
     config = choose_config(
-        query.dtype,
-        query.shape[2],
-        _capability(query.device) if is_plain and is_aligned else 0,
+        query.dtype, query.shape[2], _capability(query.device) if is_plain and is_aligned else 0
     )
-    return attend(
+    output, lse = attend(
         query, key, value, key_pool, value_pool, layout, words,
-        scale=query.shape[2] ** -0.5 if scale is None else scale,
+        scale=scale,
         softcap=softcap,
         sinks=sinks,
         window=window,
-        key_scale=key_scale,
-        value_scale=value_scale,
+        key_scale=key_number if key_scale is None else key_scale,
+        value_scale=value_number if value_scale is None else value_scale,
         return_lse=return_lse,
         config=config,
         num_programs=config.programs_per_sm * _num_sms(query.device),
     )  # fmt: skip
+    return output, query.new_empty((0, 0), dtype=torch.float32) if lse is None else lse
+
+
+def _number_or_tensor(scale: PoolScale) -> tuple[float | None, Tensor | None]:
+    """A scale as an operator takes it: each kind in a place of its own."""
+    return (None, scale) if isinstance(scale, Tensor) else (scale, None)
 
 
 def attend(
@@ -315,41 +372,59 @@ def _require_supported(
 ) -> None:
     """Refuse what the kernels cannot read."""
     require_tensor("words", words, (torch.int32,), ("rows", "words"))
-    require(query.shape[2] in HEAD_DIMS, f"head_dim is {query.shape[2]}; supported are {HEAD_DIMS}")
-    require(query.dtype in DTYPES, f"query is {query.dtype}; supported are {DTYPES}")
+    head_dim = query.shape[2]
+    require(head_dim in HEAD_DIMS, "head_dim is {}; supported are {}", head_dim, HEAD_DIMS)
+    require(query.dtype in DTYPES, "query is {}; supported are {}", query.dtype, DTYPES)
     tensors = {"key": key, "value": value, "key_pool": key_pool, "value_pool": value_pool}
     for name, tensor in tensors.items():
         in_pool = name.endswith("_pool")
         require(
             tensor.dtype == query.dtype or (in_pool and tensor.dtype in FP8),
-            f"{name} is {tensor.dtype}, query {query.dtype}; "
-            + ("a pool may also be float8_e4m3fn" if in_pool else "they must be equal"),
+            "{} is {}, query {}; {}",
+            name,
+            tensor.dtype,
+            query.dtype,
+            "a pool may also be float8_e4m3fn" if in_pool else "they must be equal",
         )
     require(
         key_pool.dtype == value_pool.dtype,
-        f"key_pool is {key_pool.dtype}, value_pool {value_pool.dtype}; they must be equal",
+        "key_pool is {}, value_pool {}; they must be equal",
+        key_pool.dtype,
+        value_pool.dtype,
     )
     names = ("qo_indptr", "kv_indptr", "kv_indices", "positions")
     indices = {name: getattr(layout, name) for name in names}
     given = {n: value for n, value in of_heads.items() if isinstance(value, Tensor)}
     for name, tensor in {"query": query, **tensors, "words": words, **indices, **given}.items():
         last = tensor.stride(-1) if tensor.ndim and tensor.shape[-1] != 1 else 1
-        require(last == 1, f"{name} has stride {last} in its last dimension; it must be 1")
+        require(last == 1, "{} has stride {} in its last dimension; it must be 1", name, last)
         require(
-            tensor.device == query.device, f"{name} is on {tensor.device}, query on {query.device}"
+            tensor.device == query.device,
+            "{} is on {}, query on {}",
+            name,
+            tensor.device,
+            query.device,
         )
     for one, other in (("key", "value"), ("key_pool", "value_pool")):
         strides = tensors[one].stride(), tensors[other].stride()
         require(
             strides[0] == strides[1],
-            f"{one} has strides {strides[0]}, {other} {strides[1]}; they must be equal",
+            "{} has strides {}, {} {}; they must be equal",
+            one,
+            strides[0],
+            other,
+            strides[1],
         )
     least = bit_words(layout.max_q_len)
     require(
         words.shape[1] >= least,
-        f"bit mask has {words.shape[1]} words a row; max_q_len {layout.max_q_len} needs {least}",
+        "bit mask has {} words a row; max_q_len {} needs {}",
+        words.shape[1],
+        layout.max_q_len,
+        least,
     )
     require(
-        query.is_cuda or triton.knobs.runtime.interpret,
-        f"query is on {query.device}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)",
+        query.is_cuda or IS_INTERPRETED,
+        "query is on {}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)",
+        query.device,
     )

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ddtree import spec
 from ddtree.impl.buffers_kernels import fill_kernel, fill_rows_kernel
+from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
 from ddtree.spec.errors import require
 from ddtree.spec.public import public
@@ -44,34 +45,72 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
     batch = layout.qo_indptr.numel() - 1
     require(
         batch <= buffers.max_batch,
-        f"batch is {batch}; the buffers were made for {buffers.max_batch}",
+        "batch is {}; the buffers were made for {}",
+        batch,
+        buffers.max_batch,
     )
     require(
         layout.max_q_len <= buffers.max_q_len,
-        f"max_q_len is {layout.max_q_len}; the buffers were made for {buffers.max_q_len}: "
-        "size them by the largest budget + 1",
+        "max_q_len is {}; the buffers were made for {}: size them by the largest budget + 1",
+        layout.max_q_len,
+        buffers.max_q_len,
     )
-    into, max_rows = buffers.layout, buffers.token_ids.numel()
-    padded_batch = triton.next_power_of_2(max(batch, 1))
-    fill_rows_kernel[(triton.cdiv(max_rows, ROWS),)](
+    into = buffers.layout
+    _fill_rows(
         tree.token_ids, layout.qo_indptr, layout.kv_indptr, layout.mask_indptr,
         layout.positions, layout.out_cache_loc,
         into.qo_indptr, into.kv_indptr, into.mask_indptr,
-        into.positions, into.out_cache_loc, buffers.token_ids,
-        batch, tree.token_ids.shape[1], buffers.max_batch, max_rows, buffers.pad_slot,
-        BATCH=padded_batch, MAX_BATCH=triton.next_power_of_2(buffers.max_batch + 1), BLOCK=ROWS,
+        into.positions, into.out_cache_loc, buffers.token_ids, buffers.pad_slot,
     )  # fmt: skip
-    _copy(layout.kv_indices, layout.kv_indptr[-1:], into.kv_indices)
-    _copy(
-        mask.allowed.view(torch.uint8),
-        layout.mask_indptr[-1:],
-        buffers.mask.allowed.view(torch.uint8),
-    )
+    _copy(layout.kv_indices, layout.kv_indptr, into.kv_indices)
+    _copy(mask.allowed, layout.mask_indptr, buffers.mask.allowed)
 
 
-def _copy(content: Tensor, length: Tensor, buffer: Tensor) -> None:
-    """Copy ``length`` entries, zero the rest."""
+@op(
+    "fill_rows",
+    writes=(
+        "into_qo_indptr",
+        "into_kv_indptr",
+        "into_mask_indptr",
+        "into_positions",
+        "into_out_cache_loc",
+        "into_token_ids",
+    ),
+)
+def _fill_rows(
+    token_ids: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    mask_indptr: Tensor,
+    positions: Tensor,
+    out_cache_loc: Tensor,
+    into_qo_indptr: Tensor,
+    into_kv_indptr: Tensor,
+    into_mask_indptr: Tensor,
+    into_positions: Tensor,
+    into_out_cache_loc: Tensor,
+    into_token_ids: Tensor,
+    pad_slot: int,
+) -> None:
+    """Copy what has an entry a row or a request, tails included."""
+    batch, rows = token_ids.shape
+    max_batch, max_rows = into_qo_indptr.numel() - 1, into_token_ids.numel()
+    fill_rows_kernel[(triton.cdiv(max_rows, ROWS),)](
+        token_ids, qo_indptr, kv_indptr, mask_indptr, positions, out_cache_loc,
+        into_qo_indptr, into_kv_indptr, into_mask_indptr,
+        into_positions, into_out_cache_loc, into_token_ids,
+        batch, rows, max_batch, max_rows, pad_slot,
+        BATCH=triton.next_power_of_2(max(batch, 1)), MAX_BATCH=triton.next_power_of_2(max_batch + 1),
+        BLOCK=ROWS,
+    )  # fmt: skip
+
+
+@op("fill_entries", writes=("buffer",))
+def _copy(content: Tensor, indptr: Tensor, buffer: Tensor) -> None:
+    """Copy ``indptr[-1]`` entries, zero the rest."""
+    if content.dtype is torch.bool:
+        content, buffer = content.view(torch.uint8), buffer.view(torch.uint8)
     if buffer.numel():
         fill_kernel[(triton.cdiv(buffer.numel(), ENTRIES),)](
-            content, length, buffer, buffer.numel(), BLOCK=ENTRIES, num_warps=8
+            content, indptr[-1:], buffer, buffer.numel(), BLOCK=ENTRIES, num_warps=8
         )

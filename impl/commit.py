@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from ddtree.impl.commit_kernels import commit_slots_kernel, move_kernel
+from ddtree.impl.op import op
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
 from ddtree.spec.errors import require
 from ddtree.spec.public import public
@@ -38,25 +39,30 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
             contiguous or have rows that are no whole number of 4-byte words.
     """
     batch, width = acceptance.nodes.shape
-    require(kv.page_size >= 1, f"page_size is {kv.page_size}; the least is 1")
+    require(kv.page_size >= 1, "page_size is {}; the least is 1", kv.page_size)
     require(
-        len(kv.keys) == len(kv.values), f"{len(kv.keys)} key pools, {len(kv.values)} value pools"
+        len(kv.keys) == len(kv.values), "{} key pools, {} value pools", len(kv.keys), len(kv.values)
     )
     require(
         kv.slot_table.shape[0] >= batch,
-        f"slot_table has {kv.slot_table.shape[0]} requests, the acceptance {batch}",
+        "slot_table has {} requests, the acceptance {}",
+        kv.slot_table.shape[0],
+        batch,
     )
     require(
         kv.slot_table.stride(1) == 1,
-        f"slot_table has strides {kv.slot_table.stride()}; its entries must lie side by side",
+        "slot_table has strides {}; its entries must lie side by side",
+        kv.slot_table.stride(),
     )
     require(
         layout.qo_indptr.numel() > batch,
-        f"the layout has {layout.qo_indptr.numel() - 1} requests, the acceptance {batch}",
+        "the layout has {} requests, the acceptance {}",
+        layout.qo_indptr.numel() - 1,
+        batch,
     )
-    pools = (*kv.keys, *kv.values)
-    moves = kv.page_size > 1 and bool(pools)
-    row_words = _row_words(pools) if moves else 0
+    pools = [*kv.keys, *kv.values] if kv.page_size > 1 else []
+    if pools:
+        _require_alike(pools)
 
     device = acceptance.nodes.device
     prefix_lens = torch.empty(batch, dtype=torch.int32, device=device)
@@ -64,42 +70,69 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
     dst = torch.empty_like(src)
     if not batch:
         return Commit(prefix_lens, src, dst)
+    _commit(
+        pools, kv.slot_table, acceptance.nodes, acceptance.num_accepted,
+        layout.qo_indptr, layout.kv_indptr, prefix_lens, src, dst, layout.max_q_len, kv.page_size,
+    )  # fmt: skip
+    return Commit(prefix_lens, src, dst)
+
+
+@op("commit_kv", writes=("pools", "slot_table", "prefix_lens", "src", "dst"))
+def _commit(
+    pools: list[Tensor],
+    slot_table: Tensor,
+    nodes: Tensor,
+    num_accepted: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    prefix_lens: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    max_q_len: int,
+    page_size: int,
+) -> None:
+    """Permute the slots of the accepted nodes, or move their KV in the pools."""
+    batch, width = nodes.shape
     padded_width = triton.next_power_of_2(width)
     commit_slots_kernel[(batch,)](
-        acceptance.nodes, acceptance.num_accepted, layout.qo_indptr, layout.kv_indptr,
-        kv.slot_table, prefix_lens, src, dst,
-        width, kv.slot_table.shape[1], kv.slot_table.stride(0),
-        WIDTH=padded_width, ROWS=triton.next_power_of_2(layout.max_q_len), PERMUTE=kv.page_size == 1,
-        num_warps=4 if layout.max_q_len <= 128 else 8,
+        nodes, num_accepted, qo_indptr, kv_indptr, slot_table, prefix_lens, src, dst,
+        width, slot_table.shape[1], slot_table.stride(0),
+        WIDTH=padded_width, ROWS=triton.next_power_of_2(max_q_len), PERMUTE=page_size == 1,
+        num_warps=4 if max_q_len <= 128 else 8,
     )  # fmt: skip
-    if moves:
+    if pools:
+        row_words = pools[0][0].numel() * pools[0].element_size() // 4
         block = min(TILE // padded_width, triton.next_power_of_2(row_words))
         addresses = _addresses(tuple(pool.data_ptr() for pool in pools), pools[0].device)
         move_kernel[(triton.cdiv(row_words, block), batch, len(pools))](
             addresses, src, dst, width, row_words, WIDTH=padded_width, BLOCK=block,
         )  # fmt: skip
-    return Commit(prefix_lens, src, dst)
 
 
-def _row_words(pools: tuple[Tensor, ...]) -> int:
-    """Return the 4-byte words of one slot's row, refusing pools that are not alike."""
+def _require_alike(pools: list[Tensor]) -> None:
+    """Refuse pools that are not alike, or whose slots are no whole number of 4-byte words."""
     first = pools[0]
     for pool in pools:
         require(
             pool.shape[1:] == first.shape[1:] and pool.dtype == first.dtype,
-            f"one pool has rows of {list(first.shape[1:])} {first.dtype}, "
-            f"another of {list(pool.shape[1:])} {pool.dtype}",
+            "one pool has rows of {} {}, another of {} {}",
+            list(first.shape[1:]),
+            first.dtype,
+            list(pool.shape[1:]),
+            pool.dtype,
         )
         require(
             pool.is_contiguous(),
-            f"a pool of shape {list(pool.shape)} has strides {pool.stride()}; pools must be contiguous",
+            "a pool of shape {} has strides {}; pools must be contiguous",
+            list(pool.shape),
+            pool.stride(),
         )
     row_bytes = first[0].numel() * first.element_size()
     require(
         row_bytes % 4 == 0,
-        f"a slot's row takes {row_bytes} bytes; it must be a whole number of 4-byte words",
+        "a slot's row takes {} bytes; it must be a whole number of 4-byte words",
+        row_bytes,
     )
-    return row_bytes // 4
 
 
 @cache  # a captured graph may hold on to any of them

@@ -4,12 +4,15 @@ The lengths are known to the device alone, so no tensor's size may depend on the
 the size of the largest call of its batch, and the layout says ``is_captured``.
 """
 
+from typing import cast
+
 import torch
 import triton
 from jaxtyping import Int, Int64
 from torch import Tensor
 
 from ddtree.impl.layout_kernels import plan_kernel
+from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, QLen, VerifyLayout
 from ddtree.spec.errors import require
 from ddtree.spec.index import fits_int32
@@ -48,25 +51,34 @@ def plan_verify(
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
     require(
         prefix_lens.shape == (batch,),
-        f"prefix_lens has shape {list(prefix_lens.shape)}; the tree has {batch} requests",
+        "prefix_lens has shape {}; the tree has {} requests",
+        list(prefix_lens.shape),
+        batch,
     )
     require(
         slot_table.ndim == 2 and slot_table.shape[0] == batch,
-        f"slot_table has shape {list(slot_table.shape)}; expected [{batch}, max_context]",
+        "slot_table has shape {}; expected [{}, max_context]",
+        list(slot_table.shape),
+        batch,
     )
     require(
         slot_table.stride(1) == 1,
-        f"slot_table has strides {slot_table.stride()}; its entries must lie side by side",
+        "slot_table has strides {}; its entries must lie side by side",
+        slot_table.stride(),
     )
     require(
         q_lens is None or q_lens.shape == (batch,),
-        f"q_lens has shape {None if q_lens is None else list(q_lens.shape)}; the tree has {batch} requests",
+        "q_lens has shape {}; the tree has {} requests",
+        None if q_lens is None else list(q_lens.shape),
+        batch,
     )
     max_context = slot_table.shape[1]
     require(
         fits_int32(batch * max(max_context, rows)),
-        f"{batch} requests of {max_context} entries and {rows} rows overflow int32's 2147483647: split "
-        "the batch",
+        "{} requests of {} entries and {} rows overflow int32's 2147483647: split the batch",
+        batch,
+        max_context,
+        rows,
     )
 
     def new(size: int, dtype: torch.dtype) -> Tensor:
@@ -77,16 +89,48 @@ def plan_verify(
         kv_indptr=new(batch + 1, torch.int32),
         kv_indices=new(batch * max_context, torch.int64),
         mask_indptr=new(batch + 1, torch.int64),
-        max_q_len=QLen(rows),
+        max_q_len=cast("QLen", rows),
         positions=new(batch * rows, torch.int64),
         out_cache_loc=new(batch * rows, torch.int64),
         is_captured=True,
     )
-    plan_kernel[(batch, max(1, min(32, triton.cdiv(max_context, BLOCK))))](
+    _plan(
         tree.depths, prefix_lens, slot_table, q_lens,
         layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
         layout.mask_indptr, layout.positions, layout.out_cache_loc,
+    )  # fmt: skip
+    return layout
+
+
+@op(
+    "plan_verify",
+    writes=(
+        "qo_indptr",
+        "kv_indptr",
+        "kv_indices",
+        "mask_indptr",
+        "positions",
+        "out_cache_loc",
+    ),
+)
+def _plan(
+    depths: Tensor,
+    prefix_lens: Tensor,
+    slot_table: Tensor,
+    q_lens: Tensor | None,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    mask_indptr: Tensor,
+    positions: Tensor,
+    out_cache_loc: Tensor,
+) -> None:
+    """Fill the layout."""
+    batch, rows = depths.shape
+    max_context = slot_table.shape[1]
+    plan_kernel[(batch, max(1, min(32, triton.cdiv(max_context, BLOCK))))](
+        depths, prefix_lens, slot_table, q_lens,
+        qo_indptr, kv_indptr, kv_indices, mask_indptr, positions, out_cache_loc,
         batch, rows, max_context, slot_table.stride(0),
         BATCH=triton.next_power_of_2(batch), ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK,
     )  # fmt: skip
-    return layout

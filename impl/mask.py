@@ -1,12 +1,13 @@
 """Step 3 on the device: the ancestor mask as bits, in one launch, and the forms that others read."""
 
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 import torch
 import triton
 from torch import Tensor
 
 from ddtree.impl.mask_kernels import bits_kernel, packed_kernel, write_rows_kernel
+from ddtree.impl.op import op
 from ddtree.spec.contracts import (
     BitMask,
     DenseMask,
@@ -55,20 +56,29 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
     Raises:
         InputError: an unknown form or a layout of another batch.
     """
-    batch, rows = tree.parents.shape
+    batch = tree.parents.shape[0]
     require(
         layout.qo_indptr.numel() == batch + 1,
-        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
+        "the layout has {} requests, the tree {}",
+        layout.qo_indptr.numel() - 1,
+        batch,
     )
     num_queries, num_words = layout.positions.numel(), bit_words(layout.max_q_len)
     bits = BitMask(tree.parents.new_empty((num_queries, num_words)))
     if num_queries:
-        bits_kernel[(triton.cdiv(num_queries, QUERIES),)](
-            tree.parents, layout.qo_indptr, bits.words,
-            batch, rows, num_queries, num_words,
-            BATCH=triton.next_power_of_2(batch), QUERIES=QUERIES, WORDS=triton.next_power_of_2(num_words),
-        )  # fmt: skip
+        _bits(tree.parents, layout.qo_indptr, bits.words)
     return bits if form == "bits" else _convert(bits, layout, form)
+
+
+@op("tree_mask", writes=("words",))
+def _bits(parents: Tensor, qo_indptr: Tensor, words: Tensor) -> None:
+    """Fill the ancestor bits."""
+    batch, rows = parents.shape
+    num_queries, num_words = words.shape
+    bits_kernel[(triton.cdiv(num_queries, QUERIES),)](
+        parents, qo_indptr, words, batch, rows, num_queries, num_words,
+        BATCH=triton.next_power_of_2(batch), QUERIES=QUERIES, WORDS=triton.next_power_of_2(num_words),
+    )  # fmt: skip
 
 
 @overload
@@ -103,38 +113,34 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
     batch, num_queries = layout.qo_indptr.numel() - 1, layout.positions.numel()
     rows, entries = layout.max_q_len, layout.kv_indices.numel()
     most_bits = rows * (entries + num_queries)  # sum of q * (p + q) where every q is at most `rows`
-    max_prefix = PrefixLen(entries // max(batch, 1) if layout.is_captured else entries)
+    max_prefix = cast("PrefixLen", entries // max(batch, 1) if layout.is_captured else entries)
     source, byte_indptr, mask_rows, mask_cols, source_form = _source(mask)
     indptrs = (layout.qo_indptr, layout.kv_indptr, layout.mask_indptr)
-    padded_batch = triton.next_power_of_2(max(batch, 1))
 
     def zeros(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return layout.qo_indptr.new_zeros(size, dtype=dtype)
 
-    def write(out: Tensor, out_rows: int, out_cols: int, shares: int) -> None:
+    def write(out: Tensor, out_rows: int, out_cols: int) -> None:
         if num_queries:
-            write_rows_kernel[(num_queries, max(1, min(32, shares)))](
+            _write_rows(
                 source, byte_indptr, *indptrs, out,
-                batch, mask_rows, mask_cols, out_rows, out_cols,
-                FORM=source_form, TO=form, BATCH=padded_batch, BLOCK=BLOCK,
+                num_queries, kv_len(max_prefix, rows), mask_rows, mask_cols, out_rows, out_cols,
+                source_form, form,
             )  # fmt: skip
 
-    shares = triton.cdiv(kv_len(max_prefix, rows), BLOCK)
     match form:
         case "flat":
             flat = zeros(most_bits, torch.bool)
-            write(flat.view(torch.uint8), 0, 0, shares)
+            write(flat, 0, 0)
             return FlatMask(flat)
         case "packed":
             packed = PackedMask(
                 zeros(packed_len(most_bits) + batch, torch.uint8), zeros(batch + 1, torch.int64)
             )
-            byte_shares = triton.cdiv(mask_len(max_prefix, rows), 8 * BLOCK)
             if batch:
-                packed_kernel[(batch, max(1, min(256, byte_shares)))](
+                _write_packed(
                     source, byte_indptr, *indptrs, packed.packed, packed.byte_indptr,
-                    batch, mask_rows, mask_cols,
-                    FORM=source_form, BATCH=padded_batch, BLOCK=BLOCK // 8,
+                    mask_rows, mask_cols, mask_len(max_prefix, rows), source_form,
                 )  # fmt: skip
             return packed
         case "dense":
@@ -143,21 +149,77 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
                 torch.finfo(torch.float32).min
             )
             bias[:, 0, :, max_prefix:].diagonal(dim1=1, dim2=2).zero_()
-            write(bias, rows, columns, shares)
+            write(bias, rows, columns)
             return DenseMask(bias)
         case "bits":
             words = zeros((num_queries, bit_words(rows)), torch.int32)
-            write(words, 0, words.shape[1], words.shape[1])
+            write(words, 0, words.shape[1])
             return BitMask(words)
     require(False, f"form is {form!r}; known are 'flat', 'packed', 'dense' and 'bits'")
     raise AssertionError
+
+
+@op("convert_mask", writes=("out",))
+def _write_rows(
+    source: Tensor,
+    byte_indptr: Tensor | None,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    mask_indptr: Tensor,
+    out: Tensor,
+    num_queries: int,
+    longest: int,
+    mask_rows: int,
+    mask_cols: int,
+    out_rows: int,
+    out_cols: int,
+    source_form: str,
+    form: str,
+) -> None:
+    """Write the rows of the forms that have some, none of more than ``longest`` entries."""
+    batch = qo_indptr.numel() - 1
+    shares = out_cols if form == "bits" else triton.cdiv(longest, BLOCK)
+    write_rows_kernel[(num_queries, max(1, min(32, shares)))](
+        _bytes(source), byte_indptr, qo_indptr, kv_indptr, mask_indptr, _bytes(out),
+        batch, mask_rows, mask_cols, out_rows, out_cols,
+        FORM=source_form, TO=form, BATCH=triton.next_power_of_2(max(batch, 1)), BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+@op("pack_mask", writes=("packed", "packed_indptr"))
+def _write_packed(
+    source: Tensor,
+    byte_indptr: Tensor | None,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    mask_indptr: Tensor,
+    packed: Tensor,
+    packed_indptr: Tensor,
+    mask_rows: int,
+    mask_cols: int,
+    longest: int,
+    source_form: str,
+) -> None:
+    """Write the packed form, no request of more than ``longest`` bits."""
+    batch = qo_indptr.numel() - 1
+    shares = triton.cdiv(longest, 8 * BLOCK)
+    packed_kernel[(batch, max(1, min(256, shares)))](
+        _bytes(source), byte_indptr, qo_indptr, kv_indptr, mask_indptr, packed, packed_indptr,
+        batch, mask_rows, mask_cols,
+        FORM=source_form, BATCH=triton.next_power_of_2(batch), BLOCK=BLOCK // 8,
+    )  # fmt: skip
+
+
+def _bytes(mask: Tensor) -> Tensor:
+    """A mask as kernels take it: bools are bytes. Not a step for compilers, some of which lack it."""
+    return mask.view(torch.uint8) if mask.dtype is torch.bool else mask
 
 
 def _source(mask: TreeMask) -> tuple[Tensor, Tensor | None, int, int, Form]:
     """Return a mask's memory, its byte indptr, rows and columns (``is_visible`` says of what), its form."""
     match mask:
         case FlatMask(allowed):
-            return allowed.view(torch.uint8), None, 0, allowed.numel(), "flat"
+            return allowed, None, 0, allowed.numel(), "flat"
         case PackedMask(packed, byte_indptr):
             return packed, byte_indptr, 0, packed.numel(), "packed"
         case DenseMask(bias):

@@ -3,6 +3,8 @@
 Both are launched without fused multiply-adds, for the reference's log-probs of logits.
 """
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -37,7 +39,7 @@ def ranked(
     """
     batch, horizon, vocab = rows.shape
     require(
-        not softmax or vocab <= MAX_VOCAB, f"a row has {vocab} logits; expected 1 to {MAX_VOCAB}"
+        not softmax or vocab <= MAX_VOCAB, "a row has {} logits; expected 1 to {}", vocab, MAX_VOCAB
     )
     shape = (batch, horizon, kept)
     values = rows.new_empty(shape, dtype=torch.float32)
@@ -76,6 +78,7 @@ def ranked(
     return values, ids
 
 
+@cache
 def _group_size(vocab: int, kept: int) -> int:
     """Return the group size that makes the two selections, of groups and in groups, smallest."""
 

@@ -1,6 +1,6 @@
 """A whole round on the device, and the same round captured once in a CUDA graph."""
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -98,7 +98,7 @@ def verify_round(
 
     logits = target.forward(tree, layout, mask)
 
-    horizon = Horizon(draft_log_probs.shape[1])
+    horizon = cast("Horizon", draft_log_probs.shape[1])  # Dynamo cannot call a NewType
     acceptance = _accept(tree, logits, layout, horizon, sampling)
     commit = target.commit(layout, acceptance)
     return Round(tree, layout, mask, acceptance, commit, new_tokens(tree, acceptance))

@@ -7,6 +7,7 @@ import triton
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from ddtree.impl.op import op
 from ddtree.impl.rank import MAX_KEPT, ranked
 from ddtree.impl.sampling_kernels import (
     combine_argmax_kernel,
@@ -34,18 +35,24 @@ TOP_P_KEPT = 512
 def first_argmax(logits: Float[Tensor, "T vocab"]) -> Int64[Tensor, " T"]:
     """Return each row's likeliest token, ties to the smallest id; NaN is least likely."""
     _require_rows(logits)
-    rows, vocab = logits.shape
-    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    if rows:
-        splits = _num_splits(rows, vocab)
-        keys = torch.empty((rows, splits), dtype=torch.int64, device=logits.device)
-        split_argmax_kernel[(rows, splits)](
-            logits, keys, vocab, logits.stride(0), BLOCK=BLOCK, num_warps=8
-        )
-        combine_argmax_kernel[(rows,)](
-            keys, ids, splits, SPLITS=triton.next_power_of_2(splits), num_warps=1
-        )
+    ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if logits.shape[0]:
+        _argmax(logits, ids)
     return ids
+
+
+@op("first_argmax", writes=("ids",))
+def _argmax(logits: Tensor, ids: Tensor) -> None:
+    """Find each row's likeliest token."""
+    rows, vocab = logits.shape
+    splits = _num_splits(rows, vocab)
+    keys = torch.empty((rows, splits), dtype=torch.int64, device=logits.device)
+    split_argmax_kernel[(rows, splits)](
+        logits, keys, vocab, logits.stride(0), BLOCK=BLOCK, num_warps=8
+    )
+    combine_argmax_kernel[(rows,)](
+        keys, ids, splits, SPLITS=triton.next_power_of_2(splits), num_warps=1
+    )
 
 
 def sample_rows(
@@ -66,28 +73,43 @@ def sample_rows(
     """
     require(
         0 <= temperature < float("inf"),
-        f"temperature is {temperature}; it must be finite and at least 0 (0: greedy)",
+        "temperature is {}; it must be finite and at least 0 (0: greedy)",
+        temperature,
     )
-    require(top_k is None or top_k >= 1, f"top_k is {top_k}; the least is 1 (None: all tokens)")
+    require(top_k is None or top_k >= 1, "top_k is {}; the least is 1 (None: all tokens)", top_k)
     require(
         top_p is None or 0 < top_p <= 1,
-        f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)",
+        "top_p is {}; it must be above 0 and at most 1 (None: all tokens)",
+        top_p,
     )
     if temperature == 0:
         return first_argmax(logits)
+    _require_rows(logits)
+    ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if logits.shape[0]:
+        _sample(logits, uniforms, ids, temperature, top_k, top_p)
+    return ids
+
+
+@op("sample_rows", writes=("ids",))
+def _sample(
+    logits: Tensor,
+    uniforms: Tensor,
+    ids: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    """Sample each row."""
     rows, vocab = logits.shape
     if top_k is not None and top_k >= vocab:
         top_k = None
-    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    if rows == 0:
-        return ids
     is_cut = top_k is not None or top_p is not None
     if not is_cut or (top_k is not None and top_k > MAX_KEPT):
         tops = first_argmax(logits)[:, None]
         _sample_open(logits, tops, uniforms, None, ids, temperature, top_k, top_p)
     else:
         kept = min(TOP_P_KEPT, vocab) if top_k is None else top_k
-        _require_rows(logits)
         likeliest, ranked_ids = ranked(logits[None], kept, log_probs=False)
         weights = None
         if top_k is None:
@@ -102,7 +124,6 @@ def sample_rows(
         )  # fmt: skip
         if weights is not None and kept < vocab:
             _sample_open(logits, ranked_ids[0], uniforms, is_open, ids, temperature, None, top_p)
-    return ids
 
 
 def _sample_open(
@@ -163,23 +184,35 @@ def row_uniforms(sampling: Sampling, layout: VerifyLayout, batch: int) -> Float6
     num_queries = layout.positions.numel()
     uniforms = torch.empty(num_queries, dtype=torch.float64, device=layout.positions.device)
     if num_queries and batch:
-        uniform_kernel[(triton.cdiv(num_queries, 128),)](
-            _seeds(tuple(sampling.seeds(batch)), uniforms.device),
-            layout.qo_indptr, layout.positions, uniforms, batch, num_queries,
-            BATCH=triton.next_power_of_2(batch), BLOCK=128,
-        )  # fmt: skip
+        seeds = sampling.seeds(batch)
+        for seed in seeds:
+            require(0 <= seed < 2**64, "seed is {}; it must be from 0 to 2**64 - 1", seed)
+        signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
+        _uniforms(layout.qo_indptr, layout.positions, uniforms, signed)
     return uniforms
+
+
+@op("row_uniforms", writes=("uniforms",))
+def _uniforms(qo_indptr: Tensor, positions: Tensor, uniforms: Tensor, seeds: list[int]) -> None:
+    """Draw each row's number."""
+    batch, num_queries = len(seeds), positions.numel()
+    uniform_kernel[(triton.cdiv(num_queries, 128),)](
+        _seeds(tuple(seeds), uniforms.device), qo_indptr, positions, uniforms, batch, num_queries,
+        BATCH=triton.next_power_of_2(batch), BLOCK=128,
+    )  # fmt: skip
 
 
 def _require_rows(logits: Tensor) -> None:
     """Refuse what is no table of rows."""
     require(
         logits.ndim == 2 and logits.shape[1] >= 1,
-        f"logits have shape {list(logits.shape)}; expected [rows, vocab] with a token at least",
+        "logits have shape {}; expected [rows, vocab] with a token at least",
+        list(logits.shape),
     )
     require(
         logits.stride(1) == 1,
-        f"logits have strides {logits.stride()}; a row's logits must lie side by side",
+        "logits have strides {}; a row's logits must lie side by side",
+        logits.stride(),
     )
 
 
@@ -197,7 +230,5 @@ def _constant(value: float, device: torch.device) -> Float64[Tensor, ""]:
 
 @cache  # as above
 def _seeds(seeds: tuple[int, ...], device: torch.device) -> Int64[Tensor, " B"]:
-    """Return the seeds' 64 bits on the device."""
-    for seed in seeds:
-        require(0 <= seed < 2**64, f"seed is {seed}; it must be from 0 to 2**64 - 1")
-    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in seeds], device=device)
+    """Return the seeds on the device."""
+    return torch.tensor(seeds, dtype=torch.int64, device=device)

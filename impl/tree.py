@@ -8,6 +8,7 @@ import triton
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ddtree.impl.op import op
 from ddtree.impl.rank import MAX_KEPT, ranked
 from ddtree.impl.tree_kernels import best_first_kernel
 from ddtree.spec.contracts import Budget, DraftTree
@@ -55,23 +56,28 @@ def build_tree(
             horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``, or logits over a vocabulary above
             ``softmax.MAX_VOCAB``.
     """
-    require(budget >= 0, f"budget is {budget}; the fewest is 0, a tree of the root alone")
-    require(topk is None or topk >= 1, f"topk is {topk}; the fewest is 1, a chain")
+    require(budget >= 0, "budget is {}; the fewest is 0, a tree of the root alone", budget)
+    require(topk is None or topk >= 1, "topk is {}; the fewest is 1, a chain", topk)
     require(
         draft_log_probs.ndim == 3,
-        f"draft_log_probs has shape {list(draft_log_probs.shape)}; expected [batch, horizon, vocab]",
+        "draft_log_probs has shape {}; expected [batch, horizon, vocab]",
+        list(draft_log_probs.shape),
     )
     batch, horizon, vocab = draft_log_probs.shape
     require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
     require(
         root_token_ids.shape == (batch,),
-        f"root_token_ids has shape {list(root_token_ids.shape)}; expected [{batch}], "
-        "one root for each request of draft_log_probs",
+        "root_token_ids has shape {}; expected [{}], one root for each request of draft_log_probs",
+        list(root_token_ids.shape),
+        batch,
     )
     require(
         budget <= MAX_BUDGET and horizon <= MAX_HORIZON,
-        f"budget is {budget} and horizon {horizon}; "
-        f"the kernels are made for at most {MAX_BUDGET} and {MAX_HORIZON}",
+        "budget is {} and horizon {}; the kernels are made for at most {} and {}",
+        budget,
+        horizon,
+        MAX_BUDGET,
+        MAX_HORIZON,
     )
     kept = min(budget if topk is None else topk, budget, vocab)
 
@@ -88,24 +94,37 @@ def build_tree(
         draft_log_probs.new_empty(batch, dtype=torch.int32),
     )
     if batch:
-        log_probs, ids = ranked(draft_log_probs, kept, softmax=from_logits)
-        _best_first(tree, root_token_ids.contiguous(), log_probs, ids)
+        _build(
+            draft_log_probs, root_token_ids, kept, from_logits,
+            tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
+        )  # fmt: skip
     return tree
 
 
-def _best_first(tree: DraftTree, root_token_ids: Tensor, log_probs: Tensor, ids: Tensor) -> None:
-    """Fill the trees from each depth's ranked candidates ``[B, horizon, kept]``."""
-    batch, q_len = tree.token_ids.shape
-    horizon, kept = ids.shape[1:]
+@op("build_tree", writes=("token_ids", "parents", "depths", "scores", "num_nodes"))
+def _build(
+    draft_log_probs: Tensor,
+    root_token_ids: Tensor,
+    kept: int,
+    from_logits: bool,
+    token_ids: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    scores: Tensor,
+    num_nodes: Tensor,
+) -> None:
+    """Fill the trees: rank each depth's candidates ``[B, horizon, kept]``, then find the best paths."""
+    log_probs, ids = ranked(draft_log_probs, kept, softmax=from_logits)
+    batch, q_len = token_ids.shape
+    horizon = ids.shape[1]
     budget = q_len - 1
-    paths = triton.next_power_of_2(q_len + budget // 2)
+    paths = triton.next_power_of_2(max(q_len + budget // 2, 2))  # a sort compares two at least
     bins = FEW_BINS if budget <= 128 else MANY_BINS
     width = max(paths, bins)
     is_listed = budget >= LISTED_FROM and horizon > 0
     padded_kept = triton.next_power_of_2(max(kept, 1))
     best_first_kernel[(batch,)](
-        root_token_ids, log_probs, ids,
-        tree.token_ids, tree.parents, tree.depths, tree.scores, tree.num_nodes,
+        root_token_ids.contiguous(), log_probs, ids, token_ids, parents, depths, scores, num_nodes,
         log_probs.new_empty((batch, paths), dtype=torch.float64),
         log_probs.new_empty((batch, 2, paths), dtype=torch.int64),
         log_probs.new_empty((batch, 6, width), dtype=torch.int32),

@@ -6,7 +6,9 @@ The reference knows nothing of the checker. A checker that wants to see every pu
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +40,17 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if _observer is None:
             return function(*args, **kwargs)
-        result: R = _observer(function, args, kwargs)
+        result: R = _observed(function, args, kwargs)
         return result
 
     return call
+
+
+def _observe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Let the observer run a call."""
+    assert _observer is not None
+    return _observer(function, args, kwargs)
+
+
+_observed = cast("Observer", torch.compiler.disable(_observe))
+"""The same, left to Python by ``torch.compile``: an observed call interrupts the compiled graph."""

@@ -342,5 +342,5 @@ def _row_tokens(tree: DraftTree, layout: VerifyLayout) -> Int64[Tensor, " T"]:
     """The token of each query row, wherever ragged requests begin; of unused rows, any token."""
     batch, width = tree.token_ids.shape
     rows = torch.arange(layout.positions.numel(), device=layout.positions.device)
-    b = torch.searchsorted(layout.qo_indptr[1:], rows.int(), right=True).clamp(max=batch - 1)
+    b = (rows[:, None] >= layout.qo_indptr[1:]).sum(-1).clamp(max=batch - 1)
     return tree.token_ids[b, (rows - layout.qo_indptr[b]).clamp(0, width - 1)]

@@ -356,7 +356,9 @@ def test_a_model_that_drops_the_keyword_is_refused(monkeypatch: pytest.MonkeyPat
 def test_pages_are_counted() -> None:
     """What does not fit is refused with the numbers, and nothing is changed."""
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**WIDE, head_dim=64)).eval()
-    target = PagedTarget(model, max_batch=2, max_context=40, page_size=16, num_pages=4)
+    target = PagedTarget(
+        model, max_batch=2, max_context=40, page_size=16, num_pages=4, device=DEVICE
+    )
     with pytest.raises(InputError, match=r"the least is 0|request is -1"):
         target.prefill(-1, prompt(3))
     with pytest.raises(InputError, match="request is 2; the most is 1"):

@@ -33,6 +33,7 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     for from_logits in (False, True):
         roots = torch.zeros(batch, dtype=torch.int64)
         impl.build_tree(log_probs, roots, Budget(budget), from_logits=from_logits)
+        impl.build_tree(log_probs, roots, Budget(0), from_logits=from_logits)
     tree = trees(batch, q_len)
     table = torch.zeros(batch, max_context, dtype=torch.int64)
     prefix_lens = torch.zeros(batch, dtype=torch.int32)
