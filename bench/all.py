@@ -37,6 +37,7 @@ def subjects(out: Path, official: str | None, *, cuda: bool) -> list[Subject]:
         Subject("attention", ("grid", "--out", str(out), "--limit", "1200"), no_gpu),
         Subject("round", ("--part", "times", "--out", f"{out}/round.json"), no_gpu),
         Subject("debug", ("--out", f"{out}/debug.json")),
+        Subject("debug_overhead", ("--out", f"{out}/debug-overhead.json"), no_gpu),
         Subject("official", ("--out", str(out)), no_gpu or no_official),
     ]
 

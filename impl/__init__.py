@@ -3,6 +3,7 @@
 from ddtree.impl.accept import accept_greedy, accept_sampled
 from ddtree.impl.attention import verify_attention
 from ddtree.impl.buffers import VerifyBuffers
+from ddtree.impl.check import CapturedCheck
 from ddtree.impl.commit import commit_kv
 from ddtree.impl.layout import plan_verify
 from ddtree.impl.mask import convert_mask, tree_mask
@@ -10,6 +11,7 @@ from ddtree.impl.round import RoundGraph, verify_round
 from ddtree.impl.tree import build_tree
 
 __all__ = [
+    "CapturedCheck",
     "RoundGraph",
     "VerifyBuffers",
     "accept_greedy",

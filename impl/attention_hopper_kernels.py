@@ -546,7 +546,7 @@ def _consume(
             tile_row = block_start(tile, BLOCK_M)
             is_first = unit == item_start
             is_cut = (not is_first) | (stop < item_stop)
-            if part == 0:  # noqa: SIM102 (known when compiled; the other is not)
+            if part == 0:
                 if is_first & (is_cut | by_item):
                     record = records + gl.where(by_item, row_offset(item, num_tiles, tile), program)
                     # of the item, where its start is in this span

@@ -1,16 +1,18 @@
 """A whole round on the device, and the same round captured once in a CUDA graph."""
 
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from ddtree.impl.accept import accept_greedy, accept_sampled, new_tokens
+from ddtree.impl.check import CapturedCheck, keeping
 from ddtree.impl.layout import plan_verify
 from ddtree.impl.mask import tree_mask
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import build_tree
+from ddtree.invariants.debug import poll
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import (
     Acceptance,
@@ -28,6 +30,7 @@ from ddtree.spec.round import Round
 from ddtree.spec.sampling import Sampling
 
 
+@runtime_checkable
 class Target(Protocol):
     """The model that verifies, as in the reference; it may ask for the mask form that it reads.
 
@@ -184,8 +187,10 @@ class RoundGraph:
         with torch.cuda.stream(side):  # all requests unused: nothing is committed
             run()
         torch.cuda.current_stream(device).wait_stream(side)
+        self.checks: list[CapturedCheck] = []
+        """What debug mode, if it is on now, has put into the graph."""
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with keeping(self.checks), torch.cuda.graph(self.graph):
             self.round = run()
         """What every replay overwrites, with ``max_batch`` requests."""
 
@@ -202,7 +207,9 @@ class RoundGraph:
 
         Raises:
             InputError: a batch larger than the captured one.
+            InvariantViolation: in debug mode, what an earlier replay broke.
         """
+        poll()
         batch, largest = root_token_ids.shape[0], self.root_token_ids.shape[0]
         require(batch <= largest, f"batch is {batch}; the graph was captured for {largest}")
         self.draft_log_probs[:batch].copy_(draft_log_probs)

@@ -8,14 +8,15 @@ from ddtree.invariants.sizes import Sizes
 from ddtree.invariants.violation import Violation
 
 
-def _paths(call: Call) -> Iterator[tuple[int, list[int]]]:
-    """(request, accepted rows) where the count is sound."""
+def _paths(call: Call, sizes: Sizes) -> Iterator[tuple[int, list[int]]]:
+    """(request, accepted rows) where the count is sound; idle requests accept nothing."""
     assert call.nodes is not None and call.num_accepted is not None
     for b, count in enumerate(call.num_accepted.tolist()):
-        yield b, call.nodes[b, :count].tolist()
+        if b not in sizes.idle:
+            yield b, call.nodes[b, :count].tolist()
 
 
-def num_accepted(call: Call, _: Sizes) -> Iterator[Violation]:
+def num_accepted(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the count with the room of the path and the size of the tree."""
     assert call.num_accepted is not None
     limits = {"horizon + 1": call.nodes.shape[1]} if call.nodes is not None else {}
@@ -26,25 +27,26 @@ def num_accepted(call: Call, _: Sizes) -> Iterator[Violation]:
         if call.num_nodes is not None:
             most["num_nodes"] = int(call.num_nodes[b])
         least = min(most, key=most.__getitem__, default="")
-        if count < 1 or (least and count > most[least]):
+        if b not in sizes.idle and (count < 1 or (least and count > most[least])):
             top = f"1 to {most[least]}" if least else "at least 1"
             yield Violation(b, top, count, f"the root counts; {most}")
 
 
-def accepted_end(call: Call, _: Sizes) -> Iterator[Violation]:
+def accepted_end(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Look for -1 inside the path and for nodes after it."""
     assert call.nodes is not None and call.num_accepted is not None
     for b, count in enumerate(call.num_accepted.tolist()):
         row = call.nodes[b].tolist()
         filled = sum(node != -1 for node in row)
-        if -1 in row[:count] or any(node != -1 for node in row[count:]):
+        broken = -1 in row[:count] or any(node != -1 for node in row[count:])
+        if broken and b not in sizes.idle:
             yield Violation(b, count, filled, f"nodes[{b}] is {row}; num_accepted is {count}")
 
 
-def accepted_path(call: Call, _: Sizes) -> Iterator[Violation]:
+def accepted_path(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Follow the path from the root, child by child."""
     assert call.parents is not None
-    for b, path in _paths(call):
+    for b, path in _paths(call, sizes):
         if path[0] != 0:
             yield Violation(b, 0, path[0], f"nodes[{b}] is {path}; it starts at the root")
             continue
@@ -72,7 +74,7 @@ def accepted_path(call: Call, _: Sizes) -> Iterator[Violation]:
 def choice(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare each accepted token with the target's choice at the node before."""
     assert call.target_ids is not None and call.token_ids is not None
-    for b, path in _paths(call):
+    for b, path in _paths(call, sizes):
         targets = _choices(call, sizes, b, path)
         for i in range(1, len(path)):
             token = int(call.token_ids[b, path[i]])
@@ -92,7 +94,7 @@ def choice(call: Call, sizes: Sizes) -> Iterator[Violation]:
 def bonus(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the bonus with the target's choice at the last node and with the vocabulary."""
     assert call.bonus is not None
-    for b, path in _paths(call):
+    for b, path in _paths(call, sizes):
         found = int(call.bonus[b])
         targets = _choices(call, sizes, b, path) if call.target_ids is not None else []
         if targets and found != targets[-1]:
@@ -106,11 +108,11 @@ def bonus(call: Call, sizes: Sizes) -> Iterator[Violation]:
             yield Violation(b, "a token id", found, f"bonus[{b}]; vocabulary {call.vocab_size}")
 
 
-def walk_end(call: Call, _: Sizes) -> Iterator[Violation]:
+def walk_end(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Look for a child of the last node that carries the bonus: the walk should have gone on."""
     assert call.bonus is not None and call.token_ids is not None and call.parents is not None
     assert call.num_nodes is not None
-    for b, path in _paths(call):
+    for b, path in _paths(call, sizes):
         nodes, token = int(call.num_nodes[b]), int(call.bonus[b])
         below = (call.parents[b, :nodes] == path[-1]) & (call.token_ids[b, :nodes] == token)
         if bool(below.any()):
@@ -123,10 +125,10 @@ def walk_end(call: Call, _: Sizes) -> Iterator[Violation]:
             )
 
 
-def emitted(call: Call, _: Sizes) -> Iterator[Violation]:
+def emitted(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the new tokens with the accepted ones and the bonus."""
     assert call.emitted is not None and call.bonus is not None and call.token_ids is not None
-    for b, path in _paths(call):
+    for b, path in _paths(call, sizes):
         tokens = call.token_ids[b].tolist()
         expected = [tokens[node] for node in path[1:]] + [int(call.bonus[b])]
         expected += [-1] * (call.emitted.shape[1] - len(expected))

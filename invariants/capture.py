@@ -115,7 +115,10 @@ def read(path: str | Path) -> Captured:
     require(not path.is_dir(), f"{path} is a folder, not a file")
     require(path.is_file(), f"there is no file {path}")
     names, arrays = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    other = {name: _meant(name, arrays) for name in names if name not in FIELDS}
+    # arguments of a recorded function (recorded.py) are no fields, and no mistakes either
+    other = {
+        n: _meant(n, arrays) for n in names if n not in FIELDS and not n.startswith("argument.")
+    }
     require(bool(arrays), _no_field(path, other))
     try:
         return Captured(Call(**arrays), other)

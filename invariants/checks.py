@@ -3,9 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ddtree.invariants.call import Call
 from ddtree.invariants.invariant import Invariant
-from ddtree.invariants.sizes import sizes_of
+from ddtree.invariants.sizes import claimed_sizes, sizes_of
 from ddtree.invariants.table import TABLE
 from ddtree.invariants.violation import InvariantViolation, Violation
 from ddtree.spec.contracts import Acceptance, Commit, DraftTree, TreeMask, VerifyLayout
@@ -118,6 +121,46 @@ def check(
     require(bool(whole.known()), "there is nothing to check: give a tree, a layout, a mask, ...")
     for violation in violations(whole, where):
         raise violation
+
+
+CHEAP = (
+    "batch", "tree_shape", "rows", "dtypes", "index_width", "num_nodes", "budget", "mask_len", "mask_indptr",
+    "qo_indptr", "max_q_len", "kv_indptr", "flat_len", "packed_len", "mask_shape", "buffer_capacity",
+    "num_accepted", "commit_len",
+)  # fmt: skip
+"""Invariants that shapes, indptrs and lengths tell: the level ``cheap``."""
+_SMALL = (
+    "qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr", "q_lens", "prefix_lens", "num_nodes",
+    "num_accepted", "committed_lens",
+)  # fmt: skip
+"""What they read; of all other tensors the shape alone."""
+
+
+def check_cheaply(*, call: Call, where: str = "") -> None:
+    """Hold a call to the invariants of ``CHEAP``, and to the whole table once one of them is broken.
+
+    Reads indptrs and lengths alone, and takes the widths as they are claimed: a width that is wrong
+    everywhere alike takes ``check``.
+
+    Raises:
+        InvariantViolation: as ``check`` raises it.
+    """
+    known: dict[str, Any] = {
+        name: value.detach().cpu()
+        if name in _SMALL
+        else torch.zeros((), dtype=value.dtype).expand(value.shape)
+        for name, value in call.known().items()
+        if isinstance(value, Tensor)
+    }
+    claimed = replace(call, **known)
+    sizes = claimed_sizes(claimed)
+    for row in TABLE:
+        if (
+            row.id in CHEAP
+            and not row.missing(claimed, sizes)
+            and any(True for _ in row.check(claimed, sizes))
+        ):
+            check(call=call, where=where)
 
 
 def _require_call(call: object) -> None:

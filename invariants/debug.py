@@ -1,19 +1,25 @@
 """Debug mode: every public call is checked, what goes in before it runs and what comes out after.
 
 Off, a public call costs one comparison (``spec.public``). On, an observer of the whole process holds each
-call to its annotations (jaxtyping and beartype, contract objects included) and then to the table.
+call to its annotations (jaxtyping and beartype, contract objects included) and then to the table. Where a
+CUDA graph is being captured Python will not run again, so there the observer hands the call to ``capture``,
+which ``ddtree.impl``
+installs: it puts the check into the graph.
 """
 
 import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
-from typing import Any, TypeVar, cast, get_type_hints, overload
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, get_type_hints, overload
 from weakref import ref
 
 import torch
@@ -23,31 +29,35 @@ from jaxtyping import Shaped, TypeCheckError, jaxtyped
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ddtree.invariants.actions import act, counts
 from ddtree.invariants.call import Call
-from ddtree.invariants.checks import check
+from ddtree.invariants.capture import dump as dump_call
+from ddtree.invariants.checks import check, check_cheaply
+from ddtree.invariants.recorded import record
+from ddtree.invariants.settings import Settings, level_of, settings
+from ddtree.invariants.shadow import FAST, Shadow
 from ddtree.invariants.violation import InvariantViolation
 from ddtree.spec import contracts
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import DraftTree, PagedKV
-from ddtree.spec.errors import InputError
 from ddtree.spec.public import Observer, set_observer
 from ddtree.spec.round import Round
 from ddtree.spec.softmax import log_softmax
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-VARIABLE = "DDTREE_DEBUG"
-_ON, _OFF = {"1", "on", "true", "yes"}, {"", "0", "off", "false", "no"}
-
 
 class Debugging:
     """Debug mode for a while: what ``debug()`` makes. One object may be used again, nested too."""
 
+    def __init__(self, chosen: Settings) -> None:
+        self.settings = chosen
+
     def __enter__(self) -> None:
-        _enter()
+        _enter(self.settings)
 
     def __exit__(self, *_: object) -> None:
-        _leave()
+        _leave(self.settings)
 
     def __call__(self, function: F) -> F:
         """Turn debug mode on while ``function`` runs; a coroutine or generator runs until its end."""
@@ -77,76 +87,243 @@ class Debugging:
 
 
 @overload
-def debug() -> Debugging: ...
+def debug(
+    *,
+    level: str | None = None,
+    action: str | Sequence[str] | None = None,
+    sample: float | None = None,
+    dump_dir: str | Path | None = None,
+    max_dumps: int | None = None,
+    poll: float | None = None,
+    trap: bool | None = None,
+) -> Debugging: ...
 @overload
 def debug(function: F, /) -> F: ...
-def debug(function: Any = None, /) -> Any:
+def debug(function: Any = None, /, **chosen: Any) -> Any:
     """Turn debug mode on for the whole process, as a context or as a decorator.
 
     ``with debug():``, ``@debug()`` and ``@debug`` all work. It is off again when the last of nested or
-    concurrent uses ends, however it ends. An observer that was installed before is back then. A decorated
-    coroutine or generator has it on from its first step to its last, its pauses included: the mode is the
-    process's.
+    concurrent uses ends, however it ends; of several the newest counts. An observer that was installed
+    before is back then. A decorated coroutine or generator has it on from its first step to its last, its
+    pauses included: the mode is the process's.
+
+    What is not given is taken from the environment: ``DDTREE_DEBUG``, ``DDTREE_DEBUG_ACTION`` and so on.
+
+    Args:
+        function: what to decorate.
+        level: ``"cheap"``: types, shapes, indptrs and lengths; ``"full"``: the whole table (default);
+            ``"shadow"``: that, and a fraction of the fast path's calls is run on the reference too and
+            compared.
+        action: ``"raise"`` (default), ``"log"``, ``"count"``, ``"dump"``, or several: ``"log,dump"``.
+        sample: fraction of each function's calls that are looked at, evenly spread; under ``"shadow"`` all
+        are
+            checked and this fraction is compared. Default 1. Captured graphs are checked at every replay.
+        dump_dir: folder for dumped calls. Default: the working folder.
+        max_dumps: most files that one process writes. Default 16.
+        poll: seconds between looks at the records of captured checks, by a thread of its own. None: they are
+            looked at in each public call and each ``RoundGraph.replay`` alone.
+        trap: a captured check that finds something broken traps at once.
 
     Raises:
         TypeError: what is to be decorated is no function, or an async generator function.
+        InputError: a setting that there is not.
     """
-    return Debugging() if function is None else Debugging()(function)
+    made = Debugging(settings(**chosen))
+    return made if function is None else made(function)
 
 
 def is_on() -> bool:
     """Whether debug mode is on."""
-    return _uses > 0
+    return bool(_uses)
 
 
-def wanted(value: str | None) -> bool:
-    """What the variable DDTREE_DEBUG asks for.
-
-    Raises:
-        InputError: a value that is neither on nor off.
-    """
-    word = (value or "").strip().lower()
-    if word not in _ON | _OFF:
-        raise InputError(
-            f"{VARIABLE} is {value!r}; understood are 1, on, true, yes, 0, off, false, no"
-        )
-    return word in _ON
+def current() -> Settings | None:
+    """The settings in force; None: debug mode is off."""
+    uses = _uses
+    return uses[-1] if uses else None
 
 
 _lock = threading.Lock()
-_uses = 0
+_uses: tuple[Settings, ...] = ()
+"""The settings of each use, the newest last; replaced, never changed, so that readers need no lock."""
 _before: Observer | None = None
 
 
-def _enter() -> None:
+def _enter(chosen: Settings) -> None:
     global _uses, _before
     with _lock:
-        _uses += 1
-        if _uses == 1:
+        if not _uses:
             _before = set_observer(_observe)
+        _uses = (*_uses, chosen)
+    if chosen.poll is not None:
+        _start_polling(chosen)
 
 
-def _leave() -> None:
+def _leave(chosen: Settings) -> None:
     global _uses, _before
     with _lock:
-        _uses -= 1
-        if _uses == 0:
+        last = len(_uses) - 1 - next(i for i, used in enumerate(reversed(_uses)) if used is chosen)
+        _uses = _uses[:last] + _uses[last + 1 :]
+        if not _uses:
             set_observer(_before)
             _before = None
 
 
+# captured checks
+
+
+class Capture(Protocol):
+    """Checks inside graphs, as ``ddtree.impl`` installs them."""
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+
+    def insert(self, known: dict[str, Any], function: str, where: str, chosen: Settings) -> None:
+        """Put a check of these fields into the graph."""
+
+    def poll(self) -> Iterator[tuple[InvariantViolation, Call, str]]:
+        """What captured checks have told of since the last poll: violation, call, function."""
+
+
+capture: Capture | None = None
+
+
+def install_capture(installed: Capture) -> None:
+    """Hand over calls that are made while a graph is captured."""
+    global capture
+    capture = installed
+
+
+def poll() -> None:
+    """Do what the settings say with what captured checks have told of. Nothing waits for the device.
+
+    Raises:
+        InvariantViolation: the first, if the action is to raise.
+    """
+    chosen = current()
+    if capture is None or chosen is None:
+        return
+    pending, _pending[:] = list(_pending), []
+    for violation in pending:
+        raise violation
+    for violation, call, function in capture.poll():
+
+        def write(path: Path, call: Call = call) -> object:
+            return dump_call(path, call=call)
+
+        act(violation, chosen, function, write)
+
+
+_pending: list[InvariantViolation] = []
+"""Violations that the polling thread found and that the next call raises."""
+
+
+def _start_polling(chosen: Settings) -> None:
+    """Poll every so often while these settings are in use."""
+
+    def run() -> None:
+        while chosen.poll is not None and any(used is chosen for used in _uses):
+            time.sleep(chosen.poll)
+            try:
+                poll()
+            except InvariantViolation as violation:
+                _pending.append(violation)
+
+    threading.Thread(target=run, name="ddtree.debug", daemon=True).start()
+
+
+# calls
+
 _checking = threading.local()
-"""``on`` while this thread is inside a check: what a check calls is not checked."""
+"""``on`` while this thread is inside a check, whose own calls are not checked; ``look``: the call."""
+
+
+@dataclass
+class _Look:
+    """One call that is looked at."""
+
+    function: Callable[..., Any]
+    settings: Settings
+    is_captured: bool
+    is_compared: bool
+    given: dict[str, Any]
+    state: str = "not run"
+    result: Any = None
+    told: tuple[object, ...] = ()
+    """The violation found on entry: on return the same one is no news."""
+
+    @property
+    def name(self) -> str:
+        return _name(self.function)
+
+    def act(self, violation: InvariantViolation, known: dict[str, Any]) -> None:
+        """Do what the settings say."""
+        told = (violation.invariant, violation.request, violation.expected, violation.found)
+        if str(told) == str(self.told):  # lists and NaN compare by their text
+            return
+        self.told = told
+
+        def write(path: Path) -> object:
+            with suppress(ValueError, TypeError):  # fields of a wrong kind: the arguments alone
+                return record(path, self.name, self.given, Call(**known))
+            return record(path, self.name, self.given, None)
+
+        act(violation, self.settings, self.name, None if self.is_captured else write)
+
+    def check(self, known: dict[str, Any], where: str) -> None:
+        """Hold fields to the table, or have the graph do it."""
+        if not known:
+            return
+        if self.is_captured:
+            assert capture is not None
+            capture.insert(known, self.name, where, self.settings)
+            return
+        try:
+            held = check_cheaply if self.settings.level == "cheap" else check
+            held(call=Call(**known), where=where)
+        except InvariantViolation as violation:
+            self.act(violation, known)
 
 
 def _observe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run one public call, checked. Public calls inside it are observed in their turn."""
-    if getattr(_checking, "on", False):
+    chosen = current()
+    if chosen is None or getattr(_checking, "on", False):
         return function(*args, **kwargs)
+    is_captured = capture is not None and capture.is_capturing()
+    if not is_captured:
+        poll()
+    is_chosen = is_captured or _is_chosen(function, chosen.sample)
+    if not is_chosen and chosen.level != "shadow":
+        return function(*args, **kwargs)
+    counts.add("calls", _name(function), chosen.level)
+    is_compared = is_chosen and chosen.level == "shadow" and not is_captured
+    look = _checking.look = _Look(function, chosen, is_captured, is_compared, {})
     try:
         return _checked(function)(*args, **kwargs)
     except TypeCheckError as error:
-        raise _types(function, error) from error
+        violation = _types(function, error)
+        if "raise" in chosen.actions or look.state == "running":
+            counts.add("violations", "types", look.name)
+            raise violation from error
+        look.act(violation, {})
+        return look.result if look.state == "done" else function(*args, **kwargs)
+
+
+@cache
+def _counter(_: Callable[..., Any]) -> "count[int]":
+    """A count of each function's own."""
+    return count(1)
+
+
+def _is_chosen(function: Callable[..., Any], sample: float) -> bool:
+    """Whether this call of a function is one of those looked at: every so many, the first among them."""
+    if sample >= 1:
+        return True
+    number = next(_counter(function))
+    return (sample > 0 and int((number - 1) * sample) != int((number - 2) * sample)) or (
+        number == 1 and sample > 0
+    )
 
 
 @cache
@@ -157,24 +334,50 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
+        look: _Look = _checking.look
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
+        given = look.given = dict(bound.arguments)
         with _guard():
-            for argument, value in given.items():
-                _check_fields(name, argument, value)
-            entry = _entry(given)
-            _check(entry, f"on entry to {name}")
-        result = function(*args, **kwargs)
-        if name == "commit_kv":
+            _check_types(look, given)
+            entry = _entry(given, look.is_captured) | _sized(function, given.values())
+            look.check(entry, f"on entry to {name}")
+            shadow = Shadow.of(function, given) if look.is_compared else None
+        look.state = "running"
+        result = look.result = function(*args, **kwargs)
+        look.state = "done"
+        if name == "commit_kv" and not look.is_captured:
             _remember_commit(given)
         with _guard():
-            _check_fields(name, "its result", result)
-            _check(_exit(entry, given, result), f"on return from {name}")
+            _check_types(look, {"its result": result})
+            look.check(
+                _exit(entry, given, result) | _sized(function, (result,)), f"on return from {name}"
+            )
+            if shadow is not None:
+                _compare(look, shadow, result, entry)
         return result
 
     typed: Callable[..., Any] = jaxtyped(typechecker=beartype)(body)
     return typed
+
+
+def _check_types(look: _Look, values: dict[str, Any]) -> None:
+    """Hold contract objects to the annotations of their fields."""
+    try:
+        for argument, value in values.items():
+            _check_fields(look.name, argument, value)
+    except InvariantViolation as violation:
+        look.act(violation, {})
+
+
+def _compare(look: _Look, shadow: Shadow, result: Any, entry: dict[str, Any]) -> None:
+    """Run the reference on what the call was given, and compare."""
+    violation = shadow.violation(result, look.given, f"on return from {look.name}")
+    outcome = "refused" if shadow.refused else "same" if violation is None else "other"
+    counts.add("shadows", look.name, outcome)
+    if violation is not None:
+        look.given = shadow.given  # as it was before the call changed it
+        look.act(violation, entry)
 
 
 @contextmanager
@@ -190,11 +393,6 @@ def _name(function: Callable[..., Any]) -> str:
     return "VerifyBuffers.fill" if function.__name__ == "_fill" else function.__qualname__
 
 
-def _check(known: dict[str, Any], where: str) -> None:
-    if known:
-        check(call=Call(**known), where=where)
-
-
 # what a call tells, by the kinds and names of its arguments
 
 _PARTS = (
@@ -208,6 +406,7 @@ _PARTS = (
     contracts.Commit,
     PagedKV,
 )
+_SIZED = (contracts.FlatMask, contracts.PackedMask, contracts.DenseMask)
 _BY_NAME = (
     "draft_log_probs",
     "root_token_ids",
@@ -220,19 +419,22 @@ _BY_NAME = (
 )
 
 
-def _entry(given: dict[str, Any]) -> dict[str, Any]:
+def _entry(given: dict[str, Any], is_captured: bool = False) -> dict[str, Any]:
     """The fields that the arguments tell. Buffers about to be filled still hold another call: not they."""
     known = Call.of(*(value for value in given.values() if isinstance(value, _PARTS))).known()
     known |= {name: given[name] for name in _BY_NAME if given.get(name) is not None}
     if given.get("from_logits") is True:
-        known["draft_log_probs"] = _log_probs(given["draft_log_probs"])
+        if is_captured:  # a softmax of every replay's draft would weigh more than the round
+            del known["draft_log_probs"]
+        else:
+            known["draft_log_probs"] = _log_probs(given["draft_log_probs"])
     for name, axes in _AXES.items():
         value = given.get(name)
         if isinstance(value, Tensor):
             known |= {field: value.shape[axis] for field, axis in axes.items()}
     if "slot_table" in known:
         known["slot_table"] = known["slot_table"].clone()  # a commit permutes it in place
-    if isinstance(given.get("kv"), PagedKV):
+    if isinstance(given.get("kv"), PagedKV) and not is_captured:
         known["commits_before"] = _commits_before(given)
     tree = given.get("tree")
     if (
@@ -241,8 +443,13 @@ def _entry(given: dict[str, Any]) -> dict[str, Any]:
         and given["q_lens"] is None
         and isinstance(tree, DraftTree)
     ):
-        batch, rows = tree.token_ids.shape
-        known["q_lens"] = torch.full((batch,), rows)  # plan_verify's default: all rows of the tree
+        rows = torch.full_like(tree.num_nodes, tree.token_ids.shape[1])
+        known["q_lens"] = rows  # plan_verify's default: all rows of the tree
+    if "q_lens" in known and "prefix_lens" in known:
+        asked, prefix_lens = known["q_lens"], known["prefix_lens"]
+        if isinstance(asked, Tensor) and asked.shape == prefix_lens.shape:
+            is_used = prefix_lens.to(asked.device) >= 0  # a negative one marks an unused request
+            known["q_lens"] = asked.where(is_used, 0)
     return known
 
 
@@ -284,6 +491,12 @@ _AXES: dict[str, dict[str, int]] = {
     "draft_log_probs": {"horizon": 1, "vocab_size": 2},
 }
 """Fields that the axes of a tensor argument tell."""
+
+
+def _sized(function: Callable[..., Any], values: Iterable[object]) -> dict[str, Any]:
+    """That masks of the fast path are as long as the longest call's, whatever the layout says of itself."""
+    is_fast = function.__module__.startswith(FAST)
+    return {"is_captured": True} if is_fast and any(isinstance(v, _SIZED) for v in values) else {}
 
 
 def _exit(entry: dict[str, Any], given: dict[str, Any], result: Any) -> dict[str, Any]:
@@ -375,5 +588,5 @@ def _bind_axes(content: object, hint: Any) -> None:
                 is_bearable(torch.empty(size - 1, device="meta"), known_axis)
 
 
-if wanted(os.environ.get(VARIABLE)):
-    _enter()
+if level_of(os.environ.get("DDTREE_DEBUG")):
+    _enter(settings())

@@ -82,7 +82,7 @@ def qo_indptr(call: Call, sizes: Sizes) -> Iterator[Violation]:
         )
     for b, have in enumerate(found):
         idle = 0 if call.is_captured else 1  # fixed buffers may hold requests without rows
-        least = idle if call.num_nodes is None else int(call.num_nodes[b])
+        least = idle if call.num_nodes is None or b in sizes.idle else int(call.num_nodes[b])
         most = have if call.token_ids is None else call.token_ids.shape[1]
         if have == sizes.q_lens[b] and not least <= have <= most:
             known = call.token_ids is not None

@@ -31,6 +31,9 @@ class Sizes:
     q_lens: Lens | None
     prefix_lens: Lens | None
 
+    idle: frozenset[int] = frozenset()
+    """Requests of fixed buffers that are not in use. Nothing is demanded of their trees."""
+
     @property
     def row_starts(self) -> Lens:
         """``[B+1]`` first query row of each request."""
@@ -54,7 +57,29 @@ def sizes_of(call: Call) -> Sizes:
     """Weigh the evidence of one call."""
     batch = batch_of(call)
     prefix_lens = _lens(_prefix_lens(call, batch))
-    return Sizes(batch, _lens(_q_lens(call, batch, prefix_lens)), prefix_lens)
+    q_lens = _lens(_q_lens(call, batch, prefix_lens))
+    return Sizes(batch, q_lens, prefix_lens, idle_requests(call, q_lens or []))
+
+
+def claimed_sizes(call: Call) -> Sizes:
+    """The sizes as the call claims them, with no look at the evidence: its own lengths, else the indptrs'."""
+    batch = batch_of(call)
+    prefix_lens = _lens(_own_lens(call.prefix_lens, batch) or diffs(call.kv_indptr, batch))
+    q_lens = _lens(_own_lens(call.q_lens, batch) or diffs(call.qo_indptr, batch))
+    return Sizes(batch, q_lens, prefix_lens, idle_requests(call, q_lens or []))
+
+
+def idle_requests(call: Call, q_lens: Lens) -> frozenset[int]:
+    """Requests of fixed buffers without rows and prefix, whose own prefix length, if told, is negative."""
+    held = diffs(call.kv_indptr, len(q_lens)) if call.is_captured else None
+    if held is None:
+        return frozenset()
+    told = call.prefix_lens
+    unused = (
+        [True] * len(q_lens) if told is None or told.numel() != len(q_lens) else (told < 0).tolist()
+    )
+    entries = zip(q_lens, held, unused, strict=True)
+    return frozenset(b for b, (q, p, u) in enumerate(entries) if q == 0 and p == 0 and u)
 
 
 def _lens(found: Lens | None) -> Lens | None:
@@ -541,7 +566,9 @@ def _bears_out(call: Call, widths: Lens) -> bool:
         rows = call.parents if call.parents is not None else call.token_ids
         counts = call.num_nodes.tolist()
         sane = all(n >= 1 and (rows is None or n <= rows.shape[1]) for n in counts)
-        return not sane or all(n <= width for n, width in zip(counts, widths, strict=True))
+        idle = idle_requests(call, widths)
+        pairs = enumerate(zip(counts, widths, strict=True))
+        return not sane or all(n <= width or b in idle for b, (n, width) in pairs)
     return True
 
 

@@ -52,6 +52,8 @@ class InvariantViolation(AssertionError):
         self.formula = formula
         self.where = where
         self.also = also
+        self.dump = ""
+        """The file that the call was written to, or why it was not; empty where none was asked for."""
 
     def __str__(self) -> str:
         place = "" if self.request is None else f" in request {self.request}"
@@ -65,6 +67,7 @@ class InvariantViolation(AssertionError):
             "numbers": self.detail,
             "hint": self.hint,
             "also broken": ", ".join(self.also),
+            "dump": self.dump,
         }
         return "\n".join(lines + [f"  {name}: {text}" for name, text in named.items() if text])
 

@@ -112,6 +112,23 @@ ALLOWED: dict[str, str] = {
 DATA: dict[str, str] = {
     "1 << KEPT_BITS - 1 - bit": "a step of a bisection: the trial is compared with what there is",
     "1 << PATH_BITS - 1 - bit": "as above; all steps together stay below 2^PATH_BITS = PATHS",
+    "16 >> step": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "found & square": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "loaded & own_columns": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "loaded.to(tl.int64) & 4294967295": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "tl.atomic_min(state + FIRST, tl.full([], NOWHERE, tl.int64))": "a key that `report` made: a site, a request and a part, cut apart again",
+    "tl.full(count.shape, 1, tl.int64) << count": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word & 858993459": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word + (word >> 4) & 252645135": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word + (word >> 8) + (word >> 16) + (word >> 24) & 63": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 1": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 1 & 1431655765": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 16": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 2": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 2 & 858993459": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 24": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 4": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
+    "word >> 8": "bits of a mask's words: one's place is below 32 times the words, a node below q_len",
 }
 """Expressions that are no address but a number searched for, and what bounds it."""
 

@@ -19,6 +19,7 @@ from ddtree.cli.dump import dump
 from ddtree.cli.generate import generate
 from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
 from ddtree.cli.prove import prove
+from ddtree.cli.replay import replay
 from ddtree.cli.show import show
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -93,7 +94,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, demo, check, dump, show, catalogue, prove):
+for verb in (generate, demo, check, dump, replay, show, catalogue, prove):
     app.command()(verb)
 
 

@@ -47,3 +47,21 @@ def test_every_launch_compiles_with_few_spills(capability: int, budget: int) -> 
     exact = {"group_max_kernel", "rank_kernel"}
     assert [k for k in kernels if k["name"] in exact and k["fused"]] == []
     assert any(kernel["fused"] for kernel in kernels)  # where it is let, the compiler fuses
+
+
+@pytest.mark.parametrize("capability", [90, long(80), long(100)])
+def test_every_launch_of_a_check_compiles(capability: int) -> None:
+    """The captured check's kernels become machine code, whatever fields a call has."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.impl.compile_check", str(capability), "64"],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    kernels = json.loads(run.stdout)
+    assert len({kernel["name"] for kernel in kernels}) == 18
+    assert [k for k in kernels if k["stack"] > MAX_STACK] == []

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.invariants import InvariantViolation, debug, is_on
-from ddtree.invariants.debug import wanted
+from ddtree.invariants.settings import level_of
 from ddtree.spec import (
     Acceptance,
     Budget,
@@ -460,13 +460,13 @@ def test_overlapping_threads() -> None:
 )
 def test_variable(value: str | None, on: bool) -> None:
     """The variable understands 0, 1, on and off."""
-    assert wanted(value) is on
+    assert (level_of(value) is not None) is on
 
 
 def test_variable_refuses_the_rest() -> None:
     """A value that is neither is an error that says what is understood."""
     with pytest.raises(InputError, match="DDTREE_DEBUG is 'yess'; understood are 1, on, true, yes"):
-        wanted("yess")
+        level_of("yess")
 
 
 @pytest.mark.parametrize(("value", "printed"), [("1", "True"), ("0", "False")])

@@ -1,0 +1,173 @@
+"""The shadow: fast calls, run on the reference too, in debug mode and from a file."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddtree import impl
+from ddtree.invariants import InvariantViolation, debug
+from ddtree.invariants.actions import counts
+from ddtree.invariants.recorded import read
+from ddtree.spec import Acceptance, Budget, Horizon, PagedKV, QLen, Sampling, VerifyLayout
+from tests.impl.cases import DEVICE, case, moved
+from tests.impl.test_check import inputs, round_of
+from tests.impl.test_round import CONTEXT, VOCAB
+
+FUNCTIONS = (
+    "build_tree", "plan_verify", "tree_mask", "accept_greedy", "commit_kv",
+)  # fmt: skip
+
+
+def shadows() -> dict[tuple[str, ...], int]:
+    return counts.read("shadows")
+
+
+def told(before: dict[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    """What was compared since."""
+    return {key: n - before.get(key, 0) for key, n in shadows().items() if n > before.get(key, 0)}
+
+
+def test_a_round_is_compared_step_by_step() -> None:
+    """Each step of a clean round gives what the reference gives, buffers and pools included."""
+    before = shadows()
+    target, roots, prefix_lens = inputs(lambda _: None)
+    with debug(level="shadow"):
+        draft = torch.randn(3, 4, VOCAB).log_softmax(-1).to(DEVICE)
+        target.kv = PagedKV(target.kv.keys, target.kv.values, target.slot_table[:3].clone(), 4)
+        buffers = impl.VerifyBuffers(5, QLen(12), CONTEXT, device=DEVICE)
+        impl.verify_round(draft, roots[:3], prefix_lens[:3], target, Budget(9), buffers=buffers)
+    assert told(before) == {(name, "same"): 1 for name in (*FUNCTIONS, "VerifyBuffers.fill")}
+
+
+def test_what_the_reference_refuses_is_not_compared() -> None:
+    """An unused request is no call of the reference: said, not taken for equal."""
+    before = shadows()
+    with debug(level="shadow"):
+        round_of(*inputs(lambda _: None))
+    assert told(before)["plan_verify", "refused"] == 1
+    assert ("plan_verify", "same") not in told(before)
+
+
+def test_every_form_of_mask_and_the_attention_are_compared() -> None:
+    """Masks of capacities larger than the call, and floats within the tolerance."""
+    before = shadows()
+    c = moved(case(5, "normal", 2, 3, 9, 8), DEVICE)
+    shape = (c.layout.positions.numel(), 2, 64)
+    query, key, value = (torch.randn(shape, device=DEVICE) for _ in range(3))
+    pool = torch.randn(200, 2, 64, device=DEVICE)
+    with debug(level="shadow"):
+        for form in ("flat", "packed", "dense", "bits"):
+            impl.convert_mask(impl.tree_mask(c.tree, c.layout, form), c.layout, "flat")
+        bits = impl.tree_mask(c.tree, c.layout, "bits")
+        impl.verify_attention(
+            query, key, value, pool, pool, c.layout, bits, return_lse=True, window=5
+        )
+    found = told(before)
+    assert found == {
+        ("tree_mask", "same"): 5, ("convert_mask", "same"): 4, ("verify_attention", "same"): 1,
+    }  # fmt: skip
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[Any], Any]) -> None:
+    """Make a launcher's module give another result, inside the public function."""
+    module = sys.modules[getattr(impl, name).__wrapped__.__module__]
+    kernel_launcher, helper = {
+        "accept_greedy": (module, "Acceptance"),
+        "verify_attention": (module, "attend"),
+    }[name]
+    original = getattr(kernel_launcher, helper)
+    monkeypatch.setattr(kernel_launcher, helper, lambda *a, **k: spoil(original(*a, **k)))
+
+
+def test_another_result_is_named_dumped_and_replayed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A kernel that is off by more than rounding is told with the place; the file replays the call."""
+    c = moved(case(5, "normal", 2, 3, 9, 8), DEVICE)
+    shape = (c.layout.positions.numel(), 2, 64)
+    query, key, value = (torch.randn(shape, device=DEVICE) for _ in range(3))
+    pool = torch.randn(200, 2, 64, device=DEVICE)
+    bits = impl.tree_mask(c.tree, c.layout, "bits")
+
+    def spoil(result: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        result[0][3, 1, 7] += 0.5
+        return result
+
+    broken(monkeypatch, "verify_attention", spoil)
+    mode = debug(level="shadow", action="dump,raise", dump_dir=tmp_path, max_dumps=10**6)
+    with mode, pytest.raises(InvariantViolation, match="shadow is broken") as caught:
+        impl.verify_attention(query, key, value, pool, pool, c.layout, bits)
+    assert "result[0] of verify_attention at [3, 1, 7]; 1 differ" in caught.value.detail
+    (path,) = tmp_path.iterdir()
+    recorded = read(path)
+    entries = int(c.layout.kv_indptr[-1])
+    held = recorded.arguments["key_pool"]
+    assert held.shape == pool.shape
+    used = c.layout.kv_indices[:entries].cpu()
+    assert torch.equal(held[used], pool.cpu()[used])
+    assert path.stat().st_size < 200_000  # not the whole pool
+
+
+def test_a_replayed_file_says_same_or_where_it_differs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command runs both sides: 0 if they agree, 1 with the first difference, 2 if it cannot."""
+    from ddtree.cli.app import app
+    from ddtree.invariants import Call
+    from ddtree.invariants.recorded import record
+
+    def command(path: Path, code: int) -> str:
+        with pytest.raises(SystemExit) as left:
+            app(["replay", str(path)], standalone_mode=True)
+        said = capsys.readouterr()
+        assert left.value.code == code, said
+        return said.out + said.err
+
+    c = case(5, "normal", 2, 3, 9, 8)
+    rows = c.layout.positions.numel()
+    target_ids = torch.randint(0, 9, (rows,))
+    path = record(
+        tmp_path / "call.safetensors",
+        "accept_greedy",
+        {"tree": c.tree, "target_ids": target_ids, "layout": c.layout, "horizon": Horizon(3)},
+        Call.of(c.tree, c.layout),
+    )
+    assert "reference and kernels" in command(path, 0)
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def spoil(result: Acceptance) -> Acceptance:
+        result.bonus[1] += 5
+        return result
+
+    broken(monkeypatch, "accept_greedy", spoil)
+    assert "differ: result.bonus of accept_greedy at [1]; 1 differ" in command(path, 1)
+    nothing = tmp_path / "metadata.safetensors"
+    from ddtree.invariants import dump
+
+    dump(nothing, c.layout)
+    assert "names no function" in command(nothing, 2)
+    record(nothing, "verify_round", {"target": object()}, Call.of(c.layout))
+    assert "holds no arguments" in command(nothing, 2)
+    record(nothing, "new_tokens", {"tree": c.tree}, None)
+    assert "cannot be run again" in command(nothing, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 0.5, "bits", torch.float32, Sampling(0.7, 3, 0.9, 5), (1, None)],
+    ids=str,
+)
+def test_arguments_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
+    """Numbers, words, dtypes, contract objects and tuples survive the way through a file."""
+    from ddtree.invariants.recorded import record
+
+    layout = case(1, "normal", 2, 3, 9, 8).layout
+    path = record(tmp_path / "call.safetensors", "f", {"value": value, "layout": layout}, None)
+    back = read(path)
+    assert back.arguments["value"] == value
+    assert isinstance(back.arguments["layout"], VerifyLayout)
+    assert torch.equal(back.arguments["layout"].positions, layout.positions)
