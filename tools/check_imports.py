@@ -21,7 +21,7 @@ LAYERS = {
 }
 """For each linked folder, the parts of ``ddtree`` that its files may import."""
 
-FOLDERS = ("spec", "invariants", "impl", "ddtree", "tests", "tools", "bench")
+FOLDERS = ("spec", "invariants", "impl", "ddtree", "tests", "tools", "bench", "train")
 
 
 def imported_modules(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
