@@ -26,10 +26,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long sanitize lint pyright bench peers format clean
+.PHONY: help env demo test test-long sanitize lint pyright bench peers format clean \
+	train-prompts train-texts train-fit train-evaluate
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(STAMP) ## the founding bug on real text, shown and caught
 	$(BIN)/ddtree demo
@@ -63,6 +64,20 @@ bench: $(STAMP) ## what this machine can measure; it says what is left out (benc
 
 peers: $(STAMP) ## install what bench compares with
 	$(PIP) --no-deps -r bench/requirements.txt
+
+# A drafter for the embedded target, in this order; train/README.md says more. DEBIAN is a folder of unpacked packages.
+train-prompts: $(STAMP) ## the prompt file for training, and the evaluation's (needs DEBIAN=folder)
+	$(PIP) --no-deps -r train/requirements.txt
+	$(BIN)/python -m train prompts --debian "$(DEBIAN)"
+
+train-texts: $(STAMP) ## the target writes the training texts (needs a GPU)
+	$(BIN)/python -m train generate
+
+train-fit: $(STAMP) ## trains the drafter (needs a GPU); goes on where it was stopped
+	$(BIN)/python -m train fit
+
+train-evaluate: $(STAMP) ## acceptance on held-out prompts, and the model card
+	$(BIN)/python -m train evaluate
 
 format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 	$(BIN)/ruff format .
