@@ -303,9 +303,14 @@ def time_(
     out: Annotated[Path | None, typer.Option(help="File for the figures.")] = None,
 ) -> None:
     """Time generation and training steps at the real sizes on random weights (no model file needed)."""
-    found = measure(chosen(device), small=small, rows=rows, length=length, say=console.print)
-    if out is not None:
-        write_json(out, found)
+
+    def save(found: dict[str, Any]) -> None:
+        if out is not None:
+            write_json(out, found)
+
+    measure(
+        chosen(device), small=small, rows=rows, length=length, say=console.print, on_figure=save
+    )
 
 
 def compared(

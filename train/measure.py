@@ -33,8 +33,14 @@ SMALL = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hid
 
 
 def measure(
-    device: str, *, small: bool, rows: int, length: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+    device: str,
+    *,
+    small: bool,
+    rows: int,
+    length: int,
+    say: Callable[[str], None],
+    on_figure: Callable[[dict[str, Any]], None],
+) -> None:
     """Tokens a second of generation, and seconds of a training step by what is compiled.
 
     Args:
@@ -43,6 +49,7 @@ def measure(
         rows: of the generator.
         length: of the texts.
         say: told each figure as it comes.
+        on_figure: given all figures so far, each time that there is one more.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,6 +70,7 @@ def measure(
         steps = length * 3 // 4
     found["generated_a_second"] = round(rows * steps / (time.monotonic() - begin))
     say(f"generation: {found['generated_a_second']:,} tokens a second, prompts' included")
+    on_figure(found)
     del generator
 
     corpus = Corpus(texts.token_ids.int(), texts.prompt_lens, texts.lengths, texts.temperatures)
@@ -70,7 +78,7 @@ def measure(
         if compiled != "none" and not device.startswith("cuda"):
             continue
         found["steps_s"][compiled] = _train(target, corpus, compiled, say)
-    return found
+        on_figure(found)
 
 
 def _train(
