@@ -521,12 +521,11 @@ def by_call_row(right: Call, broken: Call, *told: str) -> bool:
     b = field(right, "qo_indptr").tolist().index(start)
     count, root = int(field(right, "num_nodes")[b]), int(field(right, "positions")[start])
     found = field(broken, "positions")[start : start + count]
-    same: bool = torch.equal(found, root + start + torch.arange(count))
-    return same
+    return torch.equal(found, root + start + torch.arange(count))
 
 
 def counts_nonzero(right: Call, broken: Call, *_: str) -> bool:
-    return bool(field(broken, "num_nodes").tolist() == counted_nonzero(right, 0)[1].tolist())
+    return torch.equal(field(broken, "num_nodes"), counted_nonzero(right, 0)[1])
 
 
 def slots_shifted(right: Call, broken: Call, *told: str) -> bool:
