@@ -26,8 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long sanitize lint pyright bench peers format clean \
-	train-prompts train-texts train-fit train-evaluate
+.PHONY: help env demo test test-long sanitize lint pyright bench peers format clean \ mutants
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +47,9 @@ SANITIZED := -q -p no:cacheprovider tests/impl/test_equal.py tests/impl/test_att
 sanitize: $(STAMP) ## every kernel once under compute-sanitizer (needs an NVIDIA GPU)
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
 		$(BIN)/python -m pytest $(SANITIZED)
+
+mutants: $(STAMP) ## mutate spec/ and see that tests fail (FILES="spec/index.py", EVERY=10: a tenth)
+	$(BIN)/python tools/mutants.py --every $(or $(EVERY),1) $(FILES)
 
 lint: $(STAMP) ## ruff, import directions, kernels' addresses, mypy --strict
 	$(BIN)/ruff check .

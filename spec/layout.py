@@ -64,7 +64,7 @@ def plan_verify(
         mask_indptr=_indptr(
             "mask_indptr", [mask_len(p, q) for p, q in requests], torch.int64, device
         ),
-        max_q_len=max(widths, default=QLen(0)),
+        max_q_len=max(widths),
         positions=torch.cat(
             [position(p, tree.depths[b, :q].long()) for b, (p, q) in enumerate(requests)]
         ),

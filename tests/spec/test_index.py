@@ -23,9 +23,10 @@ def test_the_founding_bugs_numbers() -> None:
     [
         (index.horizon_of, (8,), 7),
         (index.q_len_of, (16,), 17),
+        (index.q_len_of, (17,), 18),
         (index.kv_len, (5, 17), 22),
         (index.mask_offset, (100, 2, 3, 5, 17), 147),
-        (index.tree_col, (5, 2), 7),
+        (index.tree_col, (5, 3), 8),
         (index.packed_len, (0,), 0),
         (index.packed_len, (1,), 1),
         (index.packed_len, (8,), 1),
@@ -38,20 +39,26 @@ def test_the_founding_bugs_numbers() -> None:
         (index.bit_word, (31,), 0),
         (index.bit_word, (32,), 1),
         (index.bit_shift, (33,), 1),
-        (index.position, (5, 2), 7),
-        (index.window_start, (7, 4), 4),
+        (index.position, (5, 3), 8),
+        (index.window_start, (9, 4), 6),
         (index.row_offset, (15408, 151936, 0), 2341029888),
-        (index.chunk_len, (100, 3, 16), 48),
+        (index.row_offset, (3, 5, 7), 22),
+        (index.chunk_len, (96, 3, 16), 32),
+        (index.chunk_len, (97, 3, 16), 48),
         (index.chunk_start, (2, 48), 96),
         (index.row_of, (47, 22), 2),
         (index.col_of, (47, 22), 3),
         (index.num_blocks, (65, 64), 2),
+        (index.num_blocks, (64, 64), 1),
         (index.num_blocks, (0, 64), 0),
         (index.block_start, (3, 64), 192),
-        (index.round_up, (65, 64), 128),
-        (index.dropped_step, (3, 4, 2), 5),
-        (index.unused_row, (17, 2, 9, 15, 4, 2), 22),
-        (index.commit_entry, (5, 2), 7),
+        (index.round_up, (64, 64), 64),
+        (index.round_up, (66, 64), 128),
+        (index.dropped_step, (3, 6, 2), 7),
+        (index.unused_row, (17, 2, 9, 15, 6, 2), 24),
+        (index.unused_row, (17, 3, 7, 2, 6, 3), 39),
+        (index.commit_entry, (5, 3), 8),
+        (index.fits_int32, (5,), True),
         (index.fits_int32, (2**31 - 1,), True),
         (index.fits_int32, (2**31,), False),
     ],
@@ -60,6 +67,7 @@ def test_written_out(formula: object, arguments: tuple[int, ...], expected: int)
     """Each formula gives the number that was worked out by hand."""
     assert callable(formula)
     assert formula(*arguments) == expected
+    assert type(formula(*arguments)) is type(expected), "an address is no float"
 
 
 @given(st.lists(st.tuples(small, small), min_size=1, max_size=4))

@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given
 
 from ddtree.invariants import strategies as st
 from ddtree.spec.contracts import Budget, DraftTree
-from ddtree.spec.layout import plan_verify
+from ddtree.spec.errors import InputError
+from ddtree.spec.layout import _indptr, plan_verify
 from ddtree.spec.tree import build_tree
 from tests.trees import tree_of
 
@@ -76,3 +78,26 @@ def test_equals_a_plain_walk(call: st.VerifyCall) -> None:
     assert layout.max_q_len == max(end - start for start, end in pairwise(qo))
     assert not layout.is_captured
     assert len(set(indices + slots)) == len(indices + slots)
+
+
+def test_a_slot_given_twice_is_told_with_its_entries() -> None:
+    """The repeated slot need not be the smallest; its first four entries are told and no other."""
+    tree = tree_of(parents=[[-1, 0]], tokens=[[1, 2]])
+    table = torch.tensor([[1, 5, 2, 5, 5, 5, 5, 9]])
+    with pytest.raises(InputError, match=r"gives slot 5 to entries \[1, 3, 4, 5\]; it holds one"):
+        plan_verify(tree, torch.tensor([6]), table)
+
+
+def test_an_indptr_that_int32_cannot_hold_is_refused() -> None:
+    """Ends up to 2^31 - 1 fit int32 and one more is refused with its name; int64 holds it."""
+    last = [2**30, 2**30 - 1]
+    assert _indptr("kv_indptr", last, torch.int32, torch.device("cpu")).tolist() == [
+        0,
+        2**30,
+        2**31 - 1,
+    ]
+    longer = [2**30, 2**30]
+    with pytest.raises(InputError, match="kv_indptr would end at 2147483648"):
+        _indptr("kv_indptr", longer, torch.int32, torch.device("cpu"))
+    held = _indptr("mask_indptr", longer, torch.int64, torch.device("cpu"))
+    assert held.tolist() == [0, 2**30, 2**31]
