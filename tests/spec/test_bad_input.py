@@ -300,6 +300,11 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (commit([[0, 1, -1], [0, -1, -1]], [0, 1]), "num_accepted[0] is 0; it counts the root"),
     (commit([[0, 1, 2], [0, -1, -1]], [4, 1]), "num_accepted[0] is 4; it counts the root, and nodes has room for 3"),
     (commit([[0]] * 3, [1] * 3), "slot_table has 2 requests, the acceptance 3"),
+    (commit([[0]] * 3, [1] * 3, slot_table=TABLE.repeat(2, 1)), "the layout has 2 requests, the acceptance 3"),
+    (commit(keys=(torch.zeros(20, 1, 1),) * 2), "2 key pools, 1 value pools"),
+    (commit([[0, 1, 1], [0, -1, -1]], [3, 1]), "nodes[0] is [0, 1, 1]; a path starts at the root, ascends"),
+    (commit([[-1, 2, -1], [0, -1, -1]], [2, 1]), "nodes[0] is [-1, 2]; a path starts at the root"),
+    (commit(keys=(torch.zeros(16, 1, 1),)), "slot_table[1] holds slot 16; a pool has 16 slots"),
     # VerifyBuffers
     (lambda: VerifyBuffers(0, QLen(4), 5), "max_batch is 0; the least is 1"),
     (lambda: VerifyBuffers(2, QLen(0), 5), "max_q_len is 0; the least is 1"),

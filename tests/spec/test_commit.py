@@ -8,7 +8,10 @@ from hypothesis import strategies as hs
 from ddtree.invariants import strategies as st
 from ddtree.spec.commit import commit_kv
 from ddtree.spec.contracts import Acceptance, Budget, PagedKV, QLen, VerifyLayout
+from ddtree.spec.errors import InputError
+from ddtree.spec.layout import plan_verify
 from ddtree.spec.round import verify_round
+from tests.trees import tree_of
 
 
 def labelled(call: st.VerifyCall, layers: int = 2) -> PagedKV:
@@ -106,6 +109,32 @@ def test_accepted_0_3_7(page_size: int, dtype: torch.dtype) -> None:
     else:
         assert kv.keys[0].float().flatten().tolist() == [0, 1, 2, 3, 4, 5, 8, 12, *range(8, 16)]
         assert commit.dst.tolist() == [[5, 6, 7, -1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [(8, "[5, 6, 7, 8, 9, 10, 11, 12];"), (9, "[5, 6, 7, 8, 9, 10, 11, 12, ...];")],
+)
+def test_a_refusal_tells_the_first_slots(rows: int, told: str) -> None:
+    """Eight slots are told in full; of more, eight and that there are others."""
+    tree = tree_of(parents=[[-1, *range(rows - 1)]], tokens=[list(range(rows))])
+    layout = plan_verify(tree, torch.tensor([5]), torch.arange(20)[None])
+    root = Acceptance(torch.tensor([[0]]).int(), torch.tensor([1]).int(), torch.tensor([9]))
+    with pytest.raises(InputError) as caught:
+        commit_kv(PagedKV((), (), torch.arange(20).flip(0)[None]), layout, root)
+    assert f"out_cache_loc of request 0 is {told}" in str(caught.value)
+
+
+def test_a_table_may_hold_more_requests() -> None:
+    """Rows of the slot table behind the batch are left alone."""
+    tree = tree_of(parents=[[-1, 0, 0]], tokens=[[0, 1, 2]])
+    layout = plan_verify(tree, torch.tensor([5]), torch.arange(20)[None])
+    accepted = Acceptance(torch.tensor([[0, 2]]).int(), torch.tensor([2]).int(), torch.tensor([9]))
+    table = torch.arange(60).reshape(3, 20)
+    commit = commit_kv(PagedKV((), (), table), layout, accepted)
+    assert commit.src.tolist() == [[5, 7]]
+    assert table[0, 5:8].tolist() == [5, 7, 6]
+    assert torch.equal(table[1:], torch.arange(20, 60).reshape(2, 20))
 
 
 def a_full_round() -> st.RoundCase:
