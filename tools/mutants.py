@@ -30,7 +30,7 @@ EXPLAINED = ROOT / "tests" / "mutants.md"
 
 TESTS: dict[str, tuple[str, ...]] = {
     "spec/index.py": ("tests/spec/test_index.py",),
-    "spec/tree.py": ("tests/spec/test_tree.py",),
+    "spec/tree.py": ("tests/spec/test_tree.py", "tests/spec/test_bad_input.py"),
     "spec/mask.py": ("tests/spec/test_mask.py", "tests/spec/test_bad_input.py"),
     "spec/layout.py": ("tests/spec/test_layout.py", "tests/spec/test_bad_input.py"),
     "spec/accept.py": ("tests/spec/test_accept.py", "tests/spec/test_bad_input.py"),

@@ -243,7 +243,15 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: accept_greedy(TREE, IDS.tolist(), LAYOUT, H), "target_ids is a list; expected a tensor"),  # type: ignore[arg-type]
     (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(-1)), "horizon is -1; the least is 0"),
     (lambda: accept_greedy(TREE, IDS[:7], LAYOUT, H), "target_ids has shape [7]; the layout has 8 query rows"),
-    (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(0)), "request 0 accepts a path of depth"),
+    (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(0)), "request 0 accepts a path of depth 1; horizon is 0"),
+    (
+        lambda: accept_greedy(TREE, IDS, replace(LAYOUT, qo_indptr=indptr(0)), H),
+        "the layout has 0 requests, the tree 2",
+    ),
+    (
+        lambda: accept_greedy(replace(TREE, num_nodes=torch.tensor([0, 1]).int()), IDS, LAYOUT, H),
+        "request 0 has 0 nodes in 4 query rows",
+    ),
     (
         lambda: accept_greedy(TREE, IDS, replace(LAYOUT, qo_indptr=indptr(0, 4)), H),
         "the layout has 1 requests, the tree 2",
