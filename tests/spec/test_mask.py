@@ -10,18 +10,20 @@ from hypothesis import strategies as hs
 from torch import Tensor
 
 from ddtree.invariants import strategies as st
+from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import (
     BitMask,
     DenseMask,
     DraftTree,
     FlatMask,
     PackedMask,
+    QLen,
     TreeMask,
     VerifyLayout,
 )
 from ddtree.spec.errors import InputError
 from ddtree.spec.layout import plan_verify
-from ddtree.spec.mask import convert_mask, tree_mask
+from ddtree.spec.mask import ancestors_or_self, convert_mask, read_mask, request_lens, tree_mask
 from tests import oracles
 from tests.trees import tree_of
 
@@ -191,3 +193,77 @@ def test_a_configured_width_in_mask_indptr_is_refused(
     wrong = replace(layout, mask_indptr=torch.tensor([0, 24, 33]))
     with pytest.raises(InputError, match=r"mask_indptr ends at 33.* is 37"):
         convert_mask(mask, wrong, "bits")
+
+
+def three_requests() -> VerifyLayout:
+    """Chains of four nodes behind prefixes of 40, 0 and 2."""
+    tree = tree_of(parents=[[-1, 0, 1, 2]] * 3, tokens=[[0, 1, 2, 3]] * 3)
+    return plan_verify(tree, torch.tensor([40, 0, 2]), torch.arange(132).reshape(3, 44))
+
+
+def test_words_are_as_many_as_the_tree_needs() -> None:
+    """One word a row for four nodes, whatever the prefix."""
+    tree = tree_of(parents=[[-1, 0, 1, 2]] * 3, tokens=[[0, 1, 2, 3]] * 3)
+    words = tree_mask(tree, three_requests(), "bits").words
+    assert words.tolist() == [[0b1], [0b11], [0b111], [0b1111]] * 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "b", "fragment"),
+    [
+        (DenseMask(torch.zeros(3, 1, 2, 44)), 1, "dense mask has 2 rows and 42 prefix columns"),
+        (
+            DenseMask(torch.zeros(1, 1, 4, 44)),
+            1,
+            "dense mask has 1 requests; the layout's call has",
+        ),
+        (
+            DenseMask(torch.zeros(1, 1, 4, 44)),
+            2,
+            "dense mask has 1 requests; the layout's call has",
+        ),
+        (BitMask(torch.zeros(3, 1).int()), 0, "request 0 needs rows 0 to 4 of 1 words"),
+        (BitMask(torch.zeros(6, 1).int()), 1, "request 1 needs rows 4 to 8 of 1 words"),
+    ],
+)
+def test_a_mask_too_small_is_not_read(mask: TreeMask, b: int, fragment: str) -> None:
+    """The request's rows are refused with both sizes."""
+    with pytest.raises(InputError) as caught:
+        read_mask(mask, three_requests(), b)
+    assert fragment in str(caught.value)
+
+
+def test_a_parent_below_minus_1_is_refused() -> None:
+    """-1 is no parent; there is no other number for it."""
+    with pytest.raises(InputError, match="node 1 has parent -2"):
+        ancestors_or_self([-1, -2])
+
+
+def test_an_indptr_far_too_short_is_refused() -> None:
+    """The entry asked for is told, just behind the end and further on."""
+    short = replace(three_requests(), qo_indptr=torch.tensor([0, 4], dtype=torch.int32))
+    for b in (1, 2):
+        with pytest.raises(InputError, match=f"qo_indptr has 2 entries; .* need entry {b + 1}"):
+            request_lens(short, b)
+
+
+def test_a_layout_of_fewer_requests_is_refused() -> None:
+    """Both numbers of requests are told."""
+    tree = tree_of(parents=[[-1, 0]] * 3, tokens=[[0, 1]] * 3)
+    short = replace(three_requests(), qo_indptr=torch.tensor([0, 4], dtype=torch.int32))
+    with pytest.raises(InputError, match="the layout has 1 requests, the tree 3"):
+        tree_mask(tree, short, "flat")
+
+
+@pytest.mark.parametrize("room", [0, 2])
+def test_masks_in_fixed_buffers_are_converted(room: int) -> None:
+    """A buffer of just the call's size is read, and one with room to spare; a smaller one is refused."""
+    tree = tree_of(parents=[[-1, 0, 0]], tokens=[[0, 1, 2]])
+    layout = plan_verify(tree, torch.tensor([2]), torch.arange(5)[None])
+    buffers = VerifyBuffers(1, QLen(3), 2 + room)
+    buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
+    assert buffers.mask.allowed.numel() == 15 + 3 * room
+    found = convert_mask(buffers.mask, buffers.layout, "bits")
+    assert found.words.tolist() == [[0b1], [0b11], [0b101]]
+    with pytest.raises(InputError, match="14 flat mask entries; the layout's call has 15"):
+        convert_mask(FlatMask(buffers.mask.allowed[:14]), buffers.layout, "bits")
