@@ -26,7 +26,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long sanitize lint pyright bench peers format clean \ mutants
+.PHONY: help env demo test test-long sanitize mutants lint pyright bench peers format clean \
+	train-prompts train-texts train-fit train-evaluate
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
