@@ -1,8 +1,8 @@
 """Reference, checker and tools for draft-tree speculative decoding (DDTree).
 
-``ddtree.spec`` is the reference, ``ddtree.invariants`` the checker, ``ddtree.decoding`` targets, drafters
-and generation. The names below are imported when first used, so that the command line answers at once;
-``DDTREE_DEBUG=1`` turns debug mode on at import.
+``ddtree.generate`` generates text; ``ddtree.spec`` is the reference, ``ddtree.invariants`` the checker,
+``ddtree.decoding`` targets, drafters and decoding. The names below are imported when first used, so that
+the command line answers at once; ``DDTREE_DEBUG=1`` turns debug mode on at import.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddtree.decoding.completion import generate
     from ddtree.invariants import (
         InvariantViolation,
         check,
@@ -51,11 +52,13 @@ __all__ = [
     "check",
     "debug",
     "dump",
+    "generate",
     "load",
     "report",
     "violations",
 ]
 
+_DECODING = {"generate"}
 _CHECKER = {"InvariantViolation", "check", "debug", "dump", "load", "report", "violations"}
 
 
@@ -64,6 +67,8 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'ddtree' has no attribute {name!r}")
     home = "ddtree.invariants" if name in _CHECKER else "ddtree.spec"
+    if name in _DECODING:
+        home = "ddtree.decoding.completion"
     value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -1,12 +1,16 @@
 """``ddtree generate``: decode by draft trees, and show what the trees were worth."""
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from ddtree.cli.options import (
@@ -29,6 +33,7 @@ from ddtree.cli.output import (
     BROKEN,
     INTERRUPTED,
     counted,
+    fail,
     print_json,
     progress,
     stderr,
@@ -40,22 +45,47 @@ if TYPE_CHECKING:
 
     from ddtree.cli.models import Pair
     from ddtree.decoding.decoding import Comparison, Generation
+    from ddtree.decoding.stops import FinishReason, Stops
     from ddtree.spec.sampling import Sampling
 
 BAR = 40
 """Longest bar of the histogram, in characters."""
+SHORT = 32
+"""Characters of a prompt in the table."""
 INTERRUPTION = "interrupted"
 
 
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="The text to answer or to continue.")],
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="The texts to answer or to continue.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="File of further prompts: one a line, or, in a .jsonl file, a JSON string or an "
+            'object with "prompt" a line.',
+        ),
+    ] = None,
     target: Target = "embedded",
     draft: Draft = "ngram",
     budget: Budget = 16,
     topk: TopK = "all",
     block_size: BlockSize = None,
     max_new_tokens: MaxNewTokens = 64,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            callback=within(1, 1024),
+            help="Prompts decoded at once; when one is done the next takes its place.",
+        ),
+    ] = 8,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that ends the answer, and is cut off it; repeat it for several."),
+    ] = None,
     temperature: Annotated[
         float,
         typer.Option(
@@ -71,6 +101,14 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="When sampling: keep this much probability, in (0, 1].")
     ] = None,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            callback=within(1e-3),
+            help="Divide the logits of tokens that were there before, along each path of a tree too; "
+            "1: do not.",
+        ),
+    ] = 1.0,
     seed: Seed = 0,
     device: Device = "cpu",
     attention: Attention = "auto",
@@ -86,14 +124,18 @@ def generate(
 ) -> None:
     """Generate text by draft trees: the target's own text, several tokens a pass.
 
-    Streams the text, then tells tokens a round, how many nodes were accepted
-    how often, and whether plain decoding, one token a pass, gives the same
-    text. Exit code 1 if it does not. Ctrl-C stops and tells what there is.
+    One prompt's text streams, followed by tokens a round and how many nodes
+    were accepted how often; several are decoded at once, with a table in the
+    end. Says whether plain decoding, one token a pass, gives the same text:
+    exit code 1 if it does not. Ctrl-C stops and tells what there is. With
+    --temperature, prompt number i (from 0) samples with seed --seed + i.
 
     \b
     Examples
       ddtree generate "Name three rivers in Europe."
-      ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4
+      ddtree generate "Name a river." "Name a sea." --max-new-tokens 16
+      ddtree generate --prompts prompts.txt --batch-size 16 --json
+      ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4 --stop 9
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
       ddtree generate "Hello" --target ./my-model --draft ./my-dflash
       ddtree generate "Hello" --device cuda
@@ -104,69 +146,115 @@ def generate(
         raise typer.BadParameter(f"{top_p} is not in (0, 1]", param_hint="--top-p")
     if temperature == 0:
         refuse_given(ctx, ("top_k", "top_p", "seed"), "with --temperature 0, which does not sample")
+    texts = [*(prompt or ()), *(read_prompts(prompts) if prompts else ())]
+    if not texts:
+        fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
     from ddtree import invariants
     from ddtree.cli.models import load_pair
+    from ddtree.decoding.completion import processors_of
+    from ddtree.decoding.stops import Stops
     from ddtree.spec.sampling import Sampling
 
     pair = load_pair(target, draft, block_size, attention, device)
-    ids = pair.encode(prompt, chat)
+    stops = Stops(pair.stop_ids, tuple(stop or ()), pair.text)
+    is_shown = len(texts) == 1 and not as_json
+    run = Run(
+        pair,
+        stops,
+        [Written(text, pair.encode(text, chat), stops, is_shown=is_shown) for text in texts],
+        max_new_tokens,
+        processors_of(repetition_penalty),
+    )
     sampling = Sampling(temperature, top_k, top_p, seed) if temperature > 0 else None
-    streamer = Streamer(pair, quiet=as_json)
-    found = compared = None
+    why = _why_not_compared(compare, temperature)
     try:
         with invariants.debug() if debug else nullcontext():
-            found = _decode(pair, ids, streamer, budget, kept, max_new_tokens, sampling)
-        streamer.end()
-        why = _why_not_compared(compare, temperature)
-        compared = None if why else _compare(pair, ids, found, max_new_tokens)
+            _decode(run, budget, kept, batch_size, sampling)
+        if not why:
+            _compare(run)
     except KeyboardInterrupt:
         why = INTERRUPTION
-        if found is None:
-            streamer.end()
         stderr().print(why)
+    for one in run.written:
+        one.end()
     if as_json:
-        print_json(_report(prompt, pair, streamer, found, compared, why))
+        requests = [_report(one, why) for one in run.written]
+        print_json({"requests": requests, "interrupted": why == INTERRUPTION})
+    elif is_shown:
+        _print(run, run.written[0], why, debug)
     else:
-        _print(pair, streamer, found, compared, why, debug)
+        _print_table(run, why, debug)
     if why == INTERRUPTION:
         raise typer.Exit(INTERRUPTED)
-    if compared is not None and not (compared.equal or compared.is_tie):
+    if any(one.compared and not (one.compared.equal or one.compared.is_tie) for one in run.written):
         raise typer.Exit(BROKEN)
 
 
-class Streamer:
-    """Prints text as its tokens come; a character that lacks bytes waits for its next token.
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file, empty lines left out; leaves where a line of JSON is none."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        fail(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}")
+    if path.suffix != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            fail(f"{path}, prompt {number} is not JSON: {error}")
+        value = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(value, str):
+            fail(
+                f'{path}, prompt {number} is neither a string nor an object with a string "prompt"'
+            )
+        prompts.append(value)
+    return prompts
 
-    It remembers the tokens of each round, which are all there is of a run that is interrupted.
-    """
 
-    def __init__(self, pair: "Pair", *, quiet: bool) -> None:
-        self._pair = pair
-        self.quiet = quiet
-        self._printed = ""
+class Written:
+    """What has come of one prompt: its tokens are all there is of a run that is interrupted."""
+
+    def __init__(
+        self, prompt: str, prompt_ids: "Tensor", stops: "Stops", *, is_shown: bool
+    ) -> None:
+        from ddtree.decoding.stops import TextStream
+
+        self.prompt = prompt
+        self.prompt_ids = prompt_ids
+        self.is_shown = is_shown
         self.token_ids: list[int] = []
         self.rounds: list[tuple[int, ...]] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.found: Generation | None = None
+        self.compared: Comparison | None = None
+        self._stream = TextStream(stops)
+        self._is_ended = False
 
-    def __call__(self, token_ids: Sequence[int]) -> None:
+    def __call__(self, token_ids: Sequence[int], reason: "FinishReason | None") -> None:
         """Take new tokens: one with the prompt, then those of each round."""
         if self.token_ids:
             self.rounds.append(tuple(token_ids))
         self.token_ids += token_ids
-        text = self._pair.text(self.token_ids)
-        if not text.endswith("\ufffd"):
-            self._print(text)
+        self.finish_reason = reason
+        self._show(token_ids, is_last=reason is not None)
 
     def end(self) -> None:
-        """Print what waited, and end the line."""
-        self._print(self._pair.text(self.token_ids))
-        if not self.quiet:
-            sys.stdout.write("\n")
+        """Show what waited, and end the line; once."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._show((), is_last=True)
+            if self.is_shown:
+                sys.stdout.write("\n")
 
-    def _print(self, text: str) -> None:
-        if not self.quiet:
-            sys.stdout.write(text[len(self._printed) :])
+    def _show(self, token_ids: Sequence[int], *, is_last: bool) -> None:
+        piece = self._stream(token_ids, finished=is_last)
+        self.text += piece
+        if self.is_shown:
+            sys.stdout.write(piece)
             sys.stdout.flush()
-        self._printed = text
 
     @property
     def tokens_per_round(self) -> float:
@@ -177,6 +265,17 @@ class Streamer:
     def histogram(self) -> dict[int, int]:
         """How many rounds gave how many tokens: with the first token they add up to the text."""
         return dict(sorted(Counter(map(len, self.rounds)).items()))
+
+
+@dataclass
+class Run:
+    """What one call of the command works on."""
+
+    pair: "Pair"
+    stops: "Stops"
+    written: list[Written]
+    max_new_tokens: int
+    processors: Sequence[Any] = field(default_factory=tuple)
 
 
 def bars(histogram: dict[int, int]) -> list[str]:
@@ -190,39 +289,44 @@ def bars(histogram: dict[int, int]) -> list[str]:
 
 
 def _decode(
-    pair: "Pair",
-    ids: "Tensor",
-    streamer: Streamer,
-    budget: int,
-    topk: int | None,
-    max_new_tokens: int,
-    sampling: "Sampling | None",
-) -> "Generation":
-    """Decode by draft trees, with progress until the text streams; all along when it does not."""
+    run: Run, budget: int, topk: int | None, batch_size: int, sampling: "Sampling | None"
+) -> None:
+    """Decode by draft trees, with progress until a text streams; all along where none does."""
     from ddtree import decoding
 
+    written = run.written
+    sizes = [one.prompt_ids.numel() + run.max_new_tokens + budget for one in written]
+    target = run.pair.target(min(batch_size, len(written)), max(sizes))
     with ExitStack() as until_text:
-        say = until_text.enter_context(progress("reading the prompt"))
+        say = until_text.enter_context(
+            progress(f"reading {'the prompt' if len(written) == 1 else 'the prompts'}")
+        )
 
-        def on_tokens(token_ids: Sequence[int]) -> None:
-            if streamer.quiet:
-                done = len(streamer.token_ids) + len(token_ids)
-                say(f"decoding by draft trees: {done}/{max_new_tokens}", passing=True)
-            else:
+        def on_news(index: int, token_ids: Sequence[int], reason: "FinishReason | None") -> None:
+            if written[index].is_shown:
                 until_text.close()  # a spinner and a text do not share a line
-            streamer(token_ids)
+            written[index](token_ids, reason)
+            if not written[index].is_shown:
+                done = sum(len(one.token_ids) for one in written)
+                say(
+                    f"decoding by draft trees: {done}/{len(written) * run.max_new_tokens} tokens",
+                    passing=True,
+                )
 
-        return decoding.generate(
-            pair.target,
-            pair.drafter,
-            ids,
+        found = decoding.decode(
+            target,
+            run.pair.drafter,
+            [decoding.Request(one.prompt_ids, run.max_new_tokens) for one in written],
             budget=budget,
             topk=topk,
-            max_new_tokens=max_new_tokens,
             sampling=sampling,
-            stop_ids=pair.stop_ids,
-            on_tokens=on_tokens,
+            stops=run.stops,
+            processors=run.processors,
+            on_news=on_news,
         )
+    for one, generation in zip(written, found, strict=True):
+        one.found = generation
+        one.end()
 
 
 def _why_not_compared(compare: bool, temperature: float) -> str:
@@ -236,97 +340,130 @@ def _why_not_compared(compare: bool, temperature: float) -> str:
     return ""
 
 
-def _compare(pair: "Pair", ids: "Tensor", found: "Generation", max_new_tokens: int) -> "Comparison":
+def _compare(run: Run) -> None:
     from ddtree import decoding
 
-    done = 0
-    with progress(
-        f"decoding up to {counted(max_new_tokens, 'token')} one at a time, to compare"
-    ) as say:
+    done, most = 0, len(run.written) * run.max_new_tokens
+    with progress(f"decoding up to {counted(most, 'token')} one at a time, to compare") as say:
 
         def count(token_ids: Sequence[int]) -> None:
             nonlocal done
             done += len(token_ids)
-            say(f"decoding one token at a time, to compare: {done}/{max_new_tokens}", passing=True)
+            say(f"decoding one token at a time, to compare: {done}/{most}", passing=True)
 
-        expected = decoding.autoregressive(
-            pair.plain,
-            ids,
-            max_new_tokens=max_new_tokens,
-            stop_ids=pair.stop_ids,
-            on_tokens=count,
-        )
-    return decoding.compare(found, expected, pair.plain.dtype)
+        for one in run.written:
+            assert one.found is not None
+            expected = decoding.autoregressive(
+                run.pair.plain,
+                one.prompt_ids,
+                max_new_tokens=run.max_new_tokens,
+                stop_ids=run.stops,
+                processors=run.processors,
+                on_tokens=count,
+            )
+            one.compared = decoding.compare(one.found, expected, run.pair.plain.dtype)
 
 
-def _print(
-    pair: "Pair",
-    streamer: Streamer,
-    found: "Generation | None",
-    compared: "Comparison | None",
-    why: str,
-    debug: bool,
-) -> None:
+def _print(run: Run, one: Written, why: str, debug: bool) -> None:
     console = stdout()
     console.print()
-    passes = counted(len(streamer.rounds), "verify pass", "verify passes")
-    per_round = f": {streamer.tokens_per_round:.2f} tokens a round" if streamer.rounds else ""
+    passes = counted(len(one.rounds), "verify pass", "verify passes")
+    per_round = f": {one.tokens_per_round:.2f} tokens a round" if one.rounds else ""
     console.print(
-        f"{counted(len(streamer.token_ids), 'token')} in {passes}{per_round} "
+        f"{counted(len(one.token_ids), 'token')} in {passes}{per_round} "
         "(the first token comes with the prompt)"
     )
-    if streamer.rounds:
+    if one.rounds:
         console.print(
             "tokens of a round (accepted drafts and one of the target's own), and how many rounds:"
         )
-        for line in bars(streamer.histogram):
+        for line in bars(one.histogram):
             console.print(line, soft_wrap=True)
-    cut = _cut(found)
+    cut = _cut(one.found)
     if cut:
         console.print(f"the last round had {counted(cut, 'token')} more, past the end of the text")
-    if debug:
-        console.print("debug mode: every call held to the invariants")
-    verdict = Text(f"no: {why}") if compared is None else pair.verdict(compared)
+    _print_end(debug)
+    verdict = Text(f"no: {why}") if one.compared is None else run.pair.verdict(one.compared)
     console.print(Text.assemble("compared with plain decoding: ", verdict))
 
 
+def _print_table(run: Run, why: str, debug: bool) -> None:
+    """Each prompt's text, then a table of what the trees were worth."""
+    console = stdout()
+    for number, one in enumerate(run.written):
+        console.print(Text(f"{number}: {_short(one.prompt)}", "bold"), soft_wrap=True)
+        console.print(Text(one.text), soft_wrap=True)
+        console.print()
+    table = Table("#", "prompt", "tokens", "ended by", "verify passes", "tokens a round", "plain")
+    for number, one in enumerate(run.written):
+        plain = Text("-") if one.compared is None else _word(one.compared)
+        table.add_row(
+            str(number),
+            Text(_short(one.prompt)),
+            str(len(one.token_ids)),
+            ENDS[one.finish_reason] if one.finish_reason else "-",
+            str(len(one.rounds)),
+            f"{one.tokens_per_round:.2f}" if one.rounds else "-",
+            plain,
+        )
+    console.print(table)
+    _print_end(debug)
+    for number, one in enumerate(run.written):
+        if one.compared and not one.compared.equal:
+            console.print(Text.assemble(f"prompt {number}: ", run.pair.verdict(one.compared)))
+    if why:
+        console.print(Text(f"compared with plain decoding: no: {why}"))
+
+
+ENDS = {"length": "its length", "stop_token": "a stop token", "stop_string": "a stop string"}
+
+
+def _word(compared: "Comparison") -> Text:
+    if compared.equal:
+        return Text("equal", "green")
+    return Text("equal up to a tie", "yellow") if compared.is_tie else Text("DIFFERENT", "red")
+
+
+def _short(prompt: str) -> str:
+    line = " ".join(prompt.split())
+    return line if len(line) <= SHORT else line[: SHORT - 1] + "…"
+
+
+def _print_end(debug: bool) -> None:
+    if debug:
+        stdout().print("debug mode: every call held to the invariants")
+
+
 def _cut(found: "Generation | None") -> int:
-    """Tokens of the last round past a stop token or the number asked for."""
+    """Tokens of the last round past a stop or the number asked for."""
     if found is None or not found.rounds:
         return 0
     return found.rounds[-1].num_accepted - len(found.rounds[-1].new_token_ids)
 
 
-def _report(
-    prompt: str,
-    pair: "Pair",
-    streamer: Streamer,
-    found: "Generation | None",
-    compared: "Comparison | None",
-    why: str,
-) -> dict[str, Any]:
+def _report(one: Written, why: str) -> dict[str, Any]:
     details = [
         {
-            "num_nodes": one.num_nodes,
-            "num_accepted": one.num_accepted,
-            "draft_seconds": one.draft_seconds,
-            "verify_seconds": one.verify_seconds,
+            "num_nodes": stats.num_nodes,
+            "num_accepted": stats.num_accepted,
+            "draft_seconds": stats.draft_seconds,
+            "verify_seconds": stats.verify_seconds,
         }
-        for one in (found.rounds if found else ())
-    ] or [{} for _ in streamer.rounds]
+        for stats in (one.found.rounds if one.found else ())
+    ] or [{} for _ in one.rounds]
+    compared = one.compared
     return {
-        "prompt": prompt,
-        "text": pair.text(streamer.token_ids),
-        "token_ids": streamer.token_ids,
-        "stopped": found is not None and found.stopped,
-        "interrupted": why == INTERRUPTION,
-        "verify_passes": len(streamer.rounds),
-        "tokens_per_round": streamer.tokens_per_round,
-        "acceptance_histogram": streamer.histogram,
+        "prompt": one.prompt,
+        "text": one.text,
+        "token_ids": one.token_ids,
+        "finish_reason": one.finish_reason,
+        "verify_passes": len(one.rounds),
+        "tokens_per_round": one.tokens_per_round,
+        "acceptance_histogram": one.histogram,
         "rounds": [
             {"new_token_ids": new, **detail}
-            for new, detail in zip(streamer.rounds, details, strict=True)
+            for new, detail in zip(one.rounds, details, strict=True)
         ],
         "compared": None if compared is None else {**vars(compared), "message": str(compared)},
-        "why_not_compared": why or None,
+        "why_not_compared": None if compared else why or None,
     }

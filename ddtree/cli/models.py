@@ -1,5 +1,6 @@
 """Load what a generation needs, and turn prompts into tokens and tokens into text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,26 +11,39 @@ from ddtree.cli.output import fail, need, progress
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ddtree.decoding.batch import BatchTarget
     from ddtree.decoding.decoding import Comparison
     from ddtree.decoding.drafter import Drafter
-    from ddtree.decoding.paged import PagedRequest
     from ddtree.decoding.target import HFTarget
 
 NGRAM_BLOCK_SIZE = 8
-PAGED_CONTEXT = 8192
-"""Most entries of a paged pool made here: it takes its memory at once, where a dense cache grows."""
 
 
 @dataclass(frozen=True)
 class Pair:
     """A target and its drafter, with the target's tokenizer."""
 
-    target: "HFTarget | PagedRequest"
     plain: "HFTarget"
-    """Decodes one token a pass, to compare with: the target itself where it is dense."""
+    """Decodes one token a pass, to compare with; and the first of a dense batch."""
     drafter: "Drafter"
     tokenizer: Any
     stop_ids: tuple[int, ...]
+    attention: str = "dense"
+    """``"dense"``, ``"reference"`` or ``"paged"``."""
+
+    def target(self, max_batch: int, max_context: int) -> "BatchTarget":
+        """A target for so many requests, the longest of them with so many entries."""
+        if self.attention == "paged":
+            from ddtree.decoding.paged import PagedTarget
+
+            size = min(self.plain.max_context, max_context)
+            return PagedTarget(self.plain.model, max_batch=max_batch, max_context=size)
+        from ddtree.decoding.batch import SeparateTargets
+        from ddtree.decoding.target import HFTarget
+
+        others = range(max_batch - 1)
+        more = [HFTarget(self.plain.model, attention=self.plain.attention) for _ in others]
+        return SeparateTargets([self.plain, *more])
 
     def encode(self, prompt: str, chat: bool | None) -> "Tensor":
         """Token ids [n] of the prompt; ``chat`` None: in the chat template where there is one."""
@@ -49,9 +63,11 @@ class Pair:
             fail("the prompt is empty: it has no token", "give some text")
         return torch.tensor(ids)
 
-    def text(self, token_ids: list[int]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
         """The tokens as text, special ones left out."""
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        from ddtree.decoding.completion import decoder
+
+        return decoder(self.tokenizer)(token_ids)
 
     def token_text(self, token_id: int) -> str:
         """One token as text, special ones shown."""
@@ -104,9 +120,8 @@ def load_pair(
 
         model, tokenizer = load_target(target_name, device=device, on_progress=say)
         plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
-        target = _paged(plain) if attention == "paged" else plain
         drafter = _load_drafter(draft_name, plain, block_size)
-    return Pair(target, plain, drafter, tokenizer, stop_ids_of(model))
+    return Pair(plain, drafter, tokenizer, stop_ids_of(model), attention)
 
 
 def _require_drafter(name: str) -> None:
@@ -132,14 +147,6 @@ def _require_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         fail(f"--device {device!r}: {str(error).splitlines()[0]}", "use --device cpu")
-
-
-def _paged(plain: "HFTarget") -> "PagedRequest":
-    """One request of the same model, on a paged pool."""
-    from ddtree.decoding.paged import PagedRequest, PagedTarget
-
-    context = min(plain.max_context, PAGED_CONTEXT)
-    return PagedRequest(PagedTarget(plain.model, max_context=context))
 
 
 def _load_drafter(name: str, target: "HFTarget", block_size: int | None) -> "Drafter":

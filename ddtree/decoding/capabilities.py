@@ -1,6 +1,7 @@
 """What a Transformers model must be able to do to verify trees, checked before it runs."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -99,6 +100,16 @@ def require_tokens(token_ids: Tensor, vocab_size: int, held: int, room: int) -> 
         total <= room,
         f"{held} entries and {token_ids.numel()} tokens more make {total}; the context holds {room}",
     )
+
+
+def require_layers(layer_ids: Sequence[int], num_layers: int) -> None:
+    """Refuse layers that a model does not have.
+
+    Raises:
+        InputError: with their numbers.
+    """
+    bad = [i for i in layer_ids if not 0 <= i < num_layers]
+    require(not bad, f"feature layers {bad} outside the model's {num_layers} layers")
 
 
 def context_of(model: Any) -> int | None:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from ddtree.decoding.stops import FinishReason
 from ddtree.spec.contracts import Acceptance, DraftTree
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class RoundStats:
     new_token_ids: tuple[int, ...]
     """Tokens that the round added to the text, cut at a stop token or at the last one wanted."""
     draft_seconds: float
+    """Of the whole batch of the round, as ``verify_seconds``."""
     verify_seconds: float
 
     @property
@@ -59,9 +61,14 @@ class Generation(Choices):
     """A run of draft-tree decoding."""
 
     rounds: tuple[RoundStats, ...]
-    stopped: bool
-    """Whether a stop token ended it (or else the number of tokens)."""
+    finish_reason: FinishReason
+    """What ended it: the number of tokens, a stop token, or a stop string."""
     prefill_seconds: float
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop token or string ended it (or else the number of tokens)."""
+        return self.finish_reason != "length"
 
     @property
     def tokens_per_round(self) -> float:
@@ -125,14 +132,16 @@ def compare(found: Choices, expected: Choices, dtype: torch.dtype = torch.float3
     return Comparison(False, index, expected_id, found_id, expected_margin, found_margin, is_tie)
 
 
-def top_two(logits: Float[Tensor, "rows vocab"]) -> tuple[list[float], list[int]]:
+def top_two(
+    logits: Float[Tensor, "rows vocab"],
+) -> tuple[Float64[Tensor, " rows"], Int64[Tensor, " rows"]]:
     """Margin between the two largest logits of each row, and the second one's token."""
     best = logits.topk(2, dim=-1)
     margins = (best.values[:, 0] - best.values[:, 1]).double()
     chosen = logits.argmax(dim=-1)
     # of two equal logits either may come first in topk: the runner-up is the one not chosen
     runner_up = torch.where(best.indices[:, 0] == chosen, best.indices[:, 1], best.indices[:, 0])
-    return margins.tolist(), runner_up.tolist()
+    return margins, runner_up
 
 
 def _at(values: tuple[T, ...], index: int) -> T | None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ddtree.decoding.generate import DecodingTarget
+from ddtree.decoding.batch import DecodingTarget
 from ddtree.invariants.claimed import index
 from ddtree.spec.contracts import Acceptance, Commit, DraftTree, FlatMask, VerifyLayout
 from ddtree.spec.errors import require

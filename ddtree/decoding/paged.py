@@ -1,12 +1,18 @@
 """A Transformers model as the target of a batch of requests, on a paged KV pool."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from ddtree.decoding.capabilities import context_size, require_tokens, require_tree_target
+from ddtree.decoding.capabilities import (
+    context_size,
+    require_layers,
+    require_tokens,
+    require_tree_target,
+)
 from ddtree.decoding.paged_attention import VerifyPass
 from ddtree.decoding.paged_layers import layers_of
 from ddtree.impl import commit_kv, convert_mask, plan_verify, tree_mask
@@ -82,9 +88,10 @@ class PagedTarget:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
-        self.feature_layer_ids = feature_layer_ids
+        self.watch(feature_layer_ids)
         self.row_features: Float[Tensor, "T width"] | None = None
         """Hidden states of the rows of the last pass, or of the last prefill."""
+        self._committed_rows: Int64[Tensor, "max_batch width"] | None = None
 
         pages_each = -(-self.max_context // page_size)
         num_pages = max_batch * pages_each if num_pages is None else num_pages
@@ -133,6 +140,41 @@ class PagedTarget:
         """Pages that no request holds."""
         return len(self._free_pages)
 
+    def watch(self, feature_layer_ids: tuple[int, ...]) -> None:
+        """Keep these layers' output hidden states (0: the first) of what is committed from now on.
+
+        Raises:
+            InputError: a layer that the model does not have.
+        """
+        require_layers(feature_layer_ids, self.num_layers)
+        self.feature_layer_ids = feature_layer_ids
+
+    def can_begin(self, reserve: int) -> bool:
+        """Whether pages for so many entries are free."""
+        return -(-reserve // self.kv.page_size) <= self.num_free_pages
+
+    def begin(
+        self, place: int, token_ids: Int64[Tensor, " n"], reserve: int
+    ) -> Float[Tensor, " vocab"]:
+        """End what the place holds and begin a request there; see ``prefill``."""
+        self.free(place)
+        return self.prefill(place, token_ids, reserve=reserve)
+
+    def line_up(self, places: Sequence[int]) -> Sequence[int]:
+        """A round has all places, used or not, so that one graph serves every batch."""
+        return range(self.max_batch)
+
+    def take_features(self, place: int, count: int) -> Float[Tensor, "count width"] | None:
+        """Hidden states of the ``count`` entries that the last prefill or commit added to a request.
+
+        None where no layer is watched. Read them before the next pass.
+        """
+        if self.row_features is None or not self.feature_layer_ids:
+            return None
+        if self._committed_rows is None:  # a prefill
+            return self.row_features
+        return self.row_features[self._committed_rows[place, :count]]
+
     @torch.no_grad()
     def prefill(
         self, request: int, token_ids: Int64[Tensor, " n"], *, reserve: int | None = None
@@ -170,6 +212,7 @@ class PagedTarget:
             logits = self._pass(chunk, layout, tree_mask(tree, layout).words, keep=1)
             features.append(self.row_features)
             self.prefix_lens[request] += chunk.numel()
+        self._committed_rows = None
         if self.feature_layer_ids:
             self.row_features = torch.cat([rows for rows in features if rows is not None])
         return logits[-1]
@@ -214,6 +257,9 @@ class PagedTarget:
     def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
         """Keep the accepted rows' KV in every layer, and count them in ``prefix_lens``."""
         commit = commit_kv(self.kv, layout, acceptance)
+        if self.feature_layer_ids:
+            starts = layout.qo_indptr[: len(acceptance.nodes), None]
+            self._committed_rows = starts.long() + acceptance.nodes
         held = self.prefix_lens[: commit.prefix_lens.numel()]
         held.copy_(torch.where(acceptance.num_accepted > 0, commit.prefix_lens, held))
         return commit
@@ -257,78 +303,6 @@ class PagedTarget:
 
     def _require_request(self, request: int) -> None:
         require_int("request", request, 0, most=self.max_batch - 1)
-
-
-class PagedRequest:
-    """The one request of a ``PagedTarget``, as ``generate`` decodes it."""
-
-    mask_form: Form = "bits"
-
-    def __init__(self, target: PagedTarget) -> None:
-        """Take a target made for one request.
-
-        Raises:
-            InputError: a target made for more.
-        """
-        require(target.max_batch == 1, f"the target's max_batch is {target.max_batch}, must be 1")
-        self.target = target
-        self.max_context = target.max_context
-        self.reset()
-
-    @property
-    def slot_table(self) -> Int64[Tensor, "1 max_context"]:
-        """The target's."""
-        return self.target.slot_table
-
-    @property
-    def prefix_len(self) -> int:
-        """Committed KV entries."""
-        return max(0, int(self.target.prefix_lens[0]))
-
-    def reset(self, feature_layer_ids: tuple[int, ...] = ()) -> None:
-        """Begin a new request; remember the output hidden states of these layers (0: the first).
-
-        Raises:
-            InputError: a layer that the model does not have.
-        """
-        layers = self.target.num_layers
-        bad = [i for i in feature_layer_ids if not 0 <= i < layers]
-        require(not bad, f"feature layers {bad} outside the model's {layers} layers")
-        self.target.free(0)
-        self.target.feature_layer_ids = feature_layer_ids
-        self._features: list[Tensor] = []
-
-    def prefill(self, token_ids: Int64[Tensor, " n"]) -> Float[Tensor, " vocab"]:
-        """Append the prompt; logits after its last token."""
-        logits = self.target.prefill(0, token_ids)
-        self._remember(slice(None))
-        return logits
-
-    def rewind(self, prefix_len: int) -> None:
-        """Drop all entries from ``prefix_len`` on; features not yet taken are dropped too."""
-        self.target.rewind(0, prefix_len)
-        self._features = []
-
-    def features(self) -> Float[Tensor, "new width"] | None:
-        """Hidden states of the entries committed since the last call; None if none were asked for."""
-        taken, self._features = self._features, []
-        return torch.cat(taken) if taken else None
-
-    def forward(
-        self, tree: DraftTree, layout: VerifyLayout, mask: TreeMask
-    ) -> Float[Tensor, "T vocab"]:
-        """The target's."""
-        return self.target.forward(tree, layout, mask)
-
-    def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
-        """The target's; the features of the accepted rows are remembered."""
-        if self.target.feature_layer_ids:
-            self._remember(acceptance.nodes[0, : int(acceptance.num_accepted[0])].long())
-        return self.target.commit(layout, acceptance)
-
-    def _remember(self, rows: slice | Tensor) -> None:
-        if self.target.row_features is not None and self.target.feature_layer_ids:
-            self._features.append(self.target.row_features[rows])
 
 
 def _chain(token_ids: Int64[Tensor, " n"]) -> DraftTree:

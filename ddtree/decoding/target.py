@@ -11,6 +11,7 @@ from ddtree.decoding.capabilities import (
     Caller,
     context_size,
     lowest,
+    require_layers,
     require_tokens,
     require_tree_target,
 )
@@ -59,7 +60,7 @@ class HFTarget:
         size = context_size(model, max_context)
         require(prefill_chunk >= 1, f"prefill_chunk must be at least 1, got {prefill_chunk}")
         self.model = model.eval() if device is None else model.to(device).eval()
-        self.attention = attention
+        self.attention: Literal["dense", "reference"] = attention
         self.max_context = size
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.num_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
@@ -88,8 +89,7 @@ class HFTarget:
         """
         from transformers import DynamicCache
 
-        bad = [i for i in feature_layer_ids if not 0 <= i < self.num_layers]
-        require(not bad, f"feature layers {bad} outside the model's {self.num_layers} layers")
+        require_layers(feature_layer_ids, self.num_layers)
         self.cache = DynamicCache()
         self.prefix_len = 0
         self._feature_layer_ids = feature_layer_ids

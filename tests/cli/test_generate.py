@@ -1,7 +1,7 @@
 """``ddtree generate`` with a small real model."""
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import Result
 
 from ddtree import decoding
 from ddtree.cli import models
-from ddtree.cli.generate import Streamer, bars
+from ddtree.cli.generate import Written, bars
 from ddtree.cli.models import load_pair
-from ddtree.decoding import Comparison
+from ddtree.decoding import Comparison, Stops
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from tests.cli.conftest import Run
@@ -22,6 +23,12 @@ from tests.decoding.test_dflash import CONFIG
 from tests.decoding.tiny import tiny_model
 
 PROMPT = "a b c d a b c d a b"
+
+
+def told(result: Result) -> Any:
+    """The one request of a JSON report."""
+    (one,) = json.loads(result.stdout)["requests"]
+    return one
 
 
 def test_text_statistics_and_equality(run: Run, tiny_folder: Path) -> None:
@@ -37,21 +44,22 @@ def test_text_statistics_and_equality(run: Run, tiny_folder: Path) -> None:
 def test_json_is_json_alone_and_adds_up(run: Run, tiny_folder: Path) -> None:
     """Rounds, histogram and tokens agree with each other."""
     args = (PROMPT, "--target", tiny_folder, "--max-new-tokens", 24, "--debug", "--json")
-    told = json.loads(run("generate", *args).stdout)
-    assert told["compared"]["equal"] is True
-    assert len(told["token_ids"]) == 24
-    assert 1 + sum(len(one["new_token_ids"]) for one in told["rounds"]) == 24
-    histogram = told["acceptance_histogram"]
-    assert sum(histogram.values()) == told["verify_passes"]
+    one = told(run("generate", *args))
+    assert one["compared"]["equal"] is True
+    assert len(one["token_ids"]) == 24
+    assert one["finish_reason"] == "length"
+    assert 1 + sum(len(round_["new_token_ids"]) for round_ in one["rounds"]) == 24
+    histogram = one["acceptance_histogram"]
+    assert sum(histogram.values()) == one["verify_passes"]
     assert 1 + sum(int(tokens) * rounds for tokens, rounds in histogram.items()) == 24
-    assert told["verify_passes"] == len(told["rounds"]) < 23
+    assert one["verify_passes"] == len(one["rounds"]) < 23
 
 
 def test_sampling_repeats_and_says_why_it_is_not_compared(run: Run, tiny_folder: Path) -> None:
     """One seed, one text; the report says why there is no comparison."""
     args = (PROMPT, "--target", tiny_folder, "--temperature", 0.8, "--top-k", 5, "--json")
-    first, second = (json.loads(run("generate", *args, "--seed", 1).stdout) for _ in range(2))
-    other = json.loads(run("generate", *args, "--seed", 2).stdout)
+    first, second = (told(run("generate", *args, "--seed", 1)) for _ in range(2))
+    other = told(run("generate", *args, "--seed", 2))
     assert first["token_ids"] == second["token_ids"] != other["token_ids"]
     assert first["compared"] is None
     assert "sampled text" in first["why_not_compared"]
@@ -103,20 +111,20 @@ def test_a_text_that_differs_is_told(
 def test_the_stream_holds_back_half_a_character(capsys: pytest.CaptureFixture[str]) -> None:
     """Bytes of one character may come as several tokens: it is printed when it is whole."""
 
-    class Bytes:
-        def text(self, token_ids: list[int]) -> str:
-            return bytes(token_ids).decode(errors="replace")
+    def decode(token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
 
-    pair: Any = Bytes()
-    stream = Streamer(pair, quiet=False)
+    written = Written("", torch.tensor([0]), Stops(decode=decode), is_shown=True)
     a, b, c = "é!".encode()
-    stream([a])
+    written([a], None)
     assert capsys.readouterr().out == ""
-    stream([b])
+    written([b], None)
     assert capsys.readouterr().out == "é"
-    stream([c])
-    stream.end()
+    written([c], None)
+    written.end()
+    written.end()
     assert capsys.readouterr().out == "!\n"
+    assert written.text == "é!"
 
 
 def test_bars_are_in_proportion() -> None:
@@ -128,11 +136,11 @@ def test_bars_are_in_proportion() -> None:
 def test_sums_agree_wherever_the_text_is_cut(run: Run, tiny_folder: Path, count: int) -> None:
     """A round cut by the limit counts what it gave; one token is one token."""
     args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", count)
-    told = json.loads(run(*args, "--json").stdout)
-    histogram = told["acceptance_histogram"]
+    one = told(run(*args, "--json"))
+    histogram = one["acceptance_histogram"]
     assert 1 + sum(int(tokens) * rounds for tokens, rounds in histogram.items()) == count
-    passes = told["verify_passes"]
-    cut = sum(one["num_accepted"] - len(one["new_token_ids"]) for one in told["rounds"])
+    passes = one["verify_passes"]
+    cut = sum(each["num_accepted"] - len(each["new_token_ids"]) for each in one["rounds"])
     said = run(*args, "--no-compare").stdout
     assert f"{count} token{'s' * (count > 1)} in {passes} verify pass{'es' * (passes != 1)}" in said
     assert (" tokens a round (the first" in said) == (passes > 0)
@@ -145,7 +153,7 @@ def test_an_interruption_tells_what_there_is(
     """Ctrl-C in the third verify pass: the text and the statistics so far, exit code 130."""
     good = load_pair(str(tiny_folder), "ngram", 8)
     args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 24)
-    whole = json.loads(run(*args, "--json").stdout)
+    whole = told(run(*args, "--json"))
     left = 0
 
     def forward(*given: Any) -> torch.Tensor:
@@ -155,8 +163,8 @@ def test_an_interruption_tells_what_there_is(
             raise KeyboardInterrupt
         return passes(*given)
 
-    passes = good.target.forward
-    monkeypatch.setattr(good.target, "forward", forward)
+    passes = good.plain.forward
+    monkeypatch.setattr(good.plain, "forward", forward)
     monkeypatch.setattr(models, "load_pair", lambda *_: good)
     left = 2
     result = run(*args)
@@ -165,10 +173,12 @@ def test_an_interruption_tells_what_there_is(
     assert "in 2 verify passes" in result.stdout
     assert "compared with plain decoding: no: interrupted" in result.stdout
     left = 2
-    told = json.loads(run(*args, "--json").stdout)
-    assert (told["interrupted"], whole["interrupted"]) == (True, False)
-    assert told["token_ids"] == whole["token_ids"][: len(told["token_ids"])]
-    assert len(told["rounds"]) == 2
+    result = run(*args, "--json")
+    assert json.loads(result.stdout)["interrupted"] is True
+    one = told(result)
+    assert one["token_ids"] == whole["token_ids"][: len(one["token_ids"])]
+    assert len(one["rounds"]) == 2
+    assert (one["finish_reason"], whole["finish_reason"]) == (None, "length")
 
 
 @pytest.fixture
@@ -186,9 +196,9 @@ def dflash_folder(tmp_path: Path) -> Path:
 def test_a_dflash_checkpoint_drafts(run: Run, tiny_folder: Path, dflash_folder: Path) -> None:
     """Its own block size bounds the depth, and the text equals plain decoding."""
     args = (PROMPT, "--target", tiny_folder, "--draft", dflash_folder, "--max-new-tokens", 12)
-    told = json.loads(run("generate", *args, "--json").stdout)
-    assert told["compared"]["equal"] is True
-    assert max(one["num_accepted"] for one in told["rounds"]) <= 6
+    one = told(run("generate", *args, "--json"))
+    assert one["compared"]["equal"] is True
+    assert max(each["num_accepted"] for each in one["rounds"]) <= 6
 
 
 def test_another_block_size_than_the_checkpoints_is_refused(
@@ -207,8 +217,9 @@ def test_debug_stops_the_founding_bug(
 ) -> None:
     """A target with the bug: exit code 1, the invariant and the cause on stderr, no traceback."""
     good = load_pair(str(tiny_folder), "ngram", 8, "reference")
-    target: Any = decoding.FoundingBug(good.target)
-    monkeypatch.setattr(models, "load_pair", lambda *_: replace(good, target=target))
+    bugged = decoding.SeparateTargets([decoding.FoundingBug(good.plain)])
+    monkeypatch.setattr(models, "load_pair", lambda *_: good)
+    monkeypatch.setattr(models.Pair, "target", lambda *_: bugged)
     result = run("generate", PROMPT, "--target", tiny_folder, "--debug", "--json")
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -231,8 +242,8 @@ def test_the_paged_attention_gives_the_dense_text(run: Run, wide_folder: Path) -
     """Verified by the kernels, compared with plain decoding, and equal to what dense gives."""
     args = ("generate", PROMPT, "--target", wide_folder, "--max-new-tokens", 8, "--budget", 5)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    paged = json.loads(run(*args, "--attention", "paged", "--device", device, "--json").stdout)
-    dense = json.loads(run(*args, "--json").stdout)
+    paged = told(run(*args, "--attention", "paged", "--device", device, "--json"))
+    dense = told(run(*args, "--json"))
     assert paged["compared"]["equal"] is True
     assert paged["token_ids"] == dense["token_ids"]
     assert 0 < paged["verify_passes"] < 7
@@ -248,3 +259,109 @@ def test_what_the_paged_attention_cannot_serve_is_refused(run: Run, tiny_folder:
         result = run("generate", PROMPT, "--target", tiny_folder, *options)
         assert result.exit_code == 2
         assert reason in result.stderr
+
+
+SEVERAL = (PROMPT, "e f", "z y x z y x z", "q")
+
+
+def test_several_prompts_are_decoded_at_once(run: Run, tiny_folder: Path) -> None:
+    """Each has the text that it has alone; a table tells of each, and plain decoding agrees."""
+    args = ("--target", tiny_folder, "--max-new-tokens", 10)
+    together = json.loads(run("generate", *SEVERAL, *args, "--batch-size", 3, "--json").stdout)
+    assert [one["prompt"] for one in together["requests"]] == list(SEVERAL)
+    for prompt, one in zip(SEVERAL, together["requests"], strict=True):
+        assert one["compared"]["equal"] is True
+        alone = told(run("generate", prompt, *args, "--no-compare", "--json"))
+        assert one["text"] == alone["text"]
+        assert one["token_ids"] == alone["token_ids"]
+    result = run("generate", *SEVERAL, *args)
+    assert result.exit_code == 0, result.stderr
+    for one in together["requests"]:
+        assert one["text"] in result.stdout
+    assert result.stdout.count("equal") == 4
+    assert result.stdout.count("its length") == 4
+
+
+def test_prompts_come_from_files(run: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    """One a line, or lines of JSON; arguments come first; a line that is none is named."""
+    lines, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    lines.write_text("a b\n\nc d\n")
+    objects.write_text('{"prompt": "a b", "id": 3}\n"c\\nd"\n')
+    args = ("--target", tiny_folder, "--max-new-tokens", 2, "--no-compare", "--json")
+    for given, expected in (
+        ((lines,), ["a b", "c d"]),
+        ((objects,), ["a b", "c\nd"]),
+        ((lines, "e"), ["e", "a b", "c d"]),
+    ):
+        report = json.loads(run("generate", "--prompts", *given, *args).stdout)
+        assert [one["prompt"] for one in report["requests"]] == expected
+    for text, reason in (
+        ('"a"\n{"text": "b"}\n', "prompt 2 is neither a string nor an object"),
+        ("a b", "prompt 1 is not JSON"),
+    ):
+        objects.write_text(text)
+        result = run("generate", "--prompts", objects, *args)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert reason in " ".join(result.stderr.split())
+    lines.write_bytes(b"\xff")
+    assert "is not UTF-8 text" in run("generate", "--prompts", lines, *args).stderr
+    lines.write_text("\n")
+    assert "there is no prompt" in run("generate", "--prompts", lines, *args).stderr
+    assert run("generate", "--prompts", tmp_path / "none", *args).exit_code == 2
+
+
+def test_stop_strings_end_the_text(run: Run, tiny_folder: Path) -> None:
+    """The text is cut before the string, its tokens are kept, and plain decoding stops there too."""
+    args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 24, "--json")
+    whole = told(run(*args))["text"]
+    stop = whole[7:10]
+    one = told(run(*args, "--stop", "zzzz", "--stop", stop))
+    assert one["text"] == whole[: whole.index(stop)]
+    assert len(one["token_ids"]) == whole.index(stop) + 3
+    assert one["finish_reason"] == "stop_string"
+    assert one["compared"]["equal"] is True
+    assert run(*args, "--stop", "").exit_code == 2
+
+
+def test_a_repetition_penalty_changes_both_decoders(run: Run, tiny_folder: Path) -> None:
+    """Another text than without, equal to plain decoding with it."""
+    args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 24, "--json")
+    with_it = told(run(*args, "--repetition-penalty", 1.5))
+    assert with_it["compared"]["equal"] is True
+    assert with_it["token_ids"] != told(run(*args))["token_ids"]
+    assert run(*args, "--repetition-penalty", 0).exit_code == 2
+
+
+def test_each_prompt_samples_with_its_own_seed(run: Run, tiny_folder: Path) -> None:
+    """Prompt i of a batch has the text that it has alone with seed + i."""
+    args = ("--target", tiny_folder, "--temperature", 0.9, "--max-new-tokens", 8, "--json")
+    report = json.loads(run("generate", *SEVERAL, *args, "--seed", 5).stdout)
+    for i, one in enumerate(report["requests"]):
+        alone = told(run("generate", SEVERAL[i], *args, "--seed", 5 + i))
+        assert one["token_ids"] == alone["token_ids"]
+
+
+def test_a_batch_that_is_interrupted_tells_of_each(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that were done, under way and waiting; exit code 130."""
+    good = load_pair(str(tiny_folder), "ngram", 8)
+    passes, left = good.plain.forward, 3
+
+    def forward(*given: Any) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return passes(*given)
+
+    monkeypatch.setattr(good.plain, "forward", forward)
+    monkeypatch.setattr(models, "load_pair", lambda *_: good)
+    args = ("generate", "q", "a b", "c", "--target", tiny_folder, "--max-new-tokens", 9)
+    result = run(*args, "--batch-size", 2)
+    assert result.exit_code == 130
+    assert "no: interrupted" in result.stdout
+    left = 3
+    report = json.loads(run(*args, "--batch-size", 2, "--json").stdout)
+    assert report["interrupted"] is True
+    assert [bool(one["token_ids"]) for one in report["requests"]] == [True, True, False]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import ddtree
 from ddtree.decoding import (
     Choices,
     DFlashDrafter,
@@ -94,6 +95,22 @@ def test_text_equals_plain_decoding(loaded: tuple[Any, Any], target: HFTarget, t
         )
         verdict = compare(found, plain)
         assert verdict.equal or verdict.is_tie, str(verdict)
+
+
+def test_a_batch_of_eight_equals_plain_decoding(loaded: tuple[Any, Any], target: HFTarget) -> None:
+    """Eight ragged prompts at once, each with its own tree; the text that each has alone."""
+    model, tokenizer = loaded
+    prompts = [
+        "1, 2, 3, 1, 2, 3,", "The sea", "def f(x):\n    return", "北京", REPEATED, "a a a a", "Q: 2+2?\nA:",
+        "Il était",
+    ]  # fmt: skip
+    found = ddtree.generate(model, tokenizer, prompts, max_new_tokens=6, stop_token_ids=())
+    for one in found:
+        ids = torch.tensor(one.prompt_ids)
+        verdict = compare(one, autoregressive(target, ids, max_new_tokens=6))
+        assert verdict.equal or verdict.is_tie, str(verdict)
+    assert max(one.tokens_per_round for one in found) > 1
+    assert [one.text for one in found] == [tokenizer.decode(one.token_ids) for one in found]
 
 
 @pytest.fixture(scope="module")

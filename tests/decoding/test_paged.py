@@ -10,7 +10,7 @@ from torch import Tensor
 from ddtree import impl
 from ddtree.decoding import HFTarget, NGramDrafter, autoregressive, generate
 from ddtree.decoding.capabilities import Caller
-from ddtree.decoding.paged import PagedRequest, PagedTarget
+from ddtree.decoding.paged import PagedTarget
 from ddtree.decoding.paged_attention import register
 from ddtree.spec import Budget, DraftTree, InputError, QLen, Round, Sampling, TreeMask, VerifyLayout
 from tests.decoding.tiny import COMMON, PAGED, VOCAB, WIDE, prompt, tiny_model
@@ -189,8 +189,11 @@ def test_logits_equal_the_dense_target(budget: int) -> None:
     model = on_device("llama-64")
     draft = torch.randn(1, HORIZON, VOCAB, generator=torch.Generator()).log_softmax(-1).to(DEVICE)
     logits = []
-    for target in (HFTarget(model, max_context=60), PagedRequest(PagedTarget(model))):
-        target.prefill(prompt(9))
+    for target in (HFTarget(model, max_context=60), PagedTarget(model)):
+        if isinstance(target, HFTarget):
+            target.prefill(prompt(9))
+        else:
+            target.begin(0, prompt(9), reserve=60)
         tree = impl.build_tree(draft, torch.tensor([3], device=DEVICE), Budget(budget))
         prefix = torch.tensor([9], device=DEVICE)
         layout = impl.plan_verify(tree, prefix, target.slot_table)
@@ -204,20 +207,20 @@ def test_logits_equal_the_dense_target(budget: int) -> None:
 def test_generate_gives_the_text_of_plain_decoding(kind: str) -> None:
     """One request through ``generate``, to the last entry of its context."""
     plain, ids = Plain(kind), prompt(9)
-    request = PagedRequest(PagedTarget(on_device(kind), max_context=30))
-    found = generate(request, NGramDrafter(VOCAB, 6), ids, budget=6, max_new_tokens=21)
+    target = PagedTarget(on_device(kind), max_context=30)
+    found = generate(target, NGramDrafter(VOCAB, 6), ids, budget=6, max_new_tokens=21)
     assert list(found.token_ids) == plain.greedy(ids.tolist(), 21)
     assert len(found.rounds) < 20
-    again = generate(request, NGramDrafter(VOCAB, 6), ids, budget=2, max_new_tokens=5)
+    again = generate(target, NGramDrafter(VOCAB, 6), ids, budget=2, max_new_tokens=5)
     assert again.token_ids == found.token_ids[:5]
 
 
 def test_samples_are_those_of_plain_decoding() -> None:
     """With one seed, draft trees and one token at a time sample the same text."""
     model = on_device("llama-64")
-    request = PagedRequest(PagedTarget(model, max_context=40))
+    target = PagedTarget(model, max_context=40)
     options: dict[str, Any] = {"max_new_tokens": 8, "sampling": Sampling(0.9, 9, 0.9, seed=4)}
-    found = generate(request, NGramDrafter(VOCAB, 6), prompt(9), budget=4, **options)
+    found = generate(target, NGramDrafter(VOCAB, 6), prompt(9), budget=4, **options)
     assert found.token_ids == autoregressive(HFTarget(model), prompt(9), **options).token_ids
 
 
@@ -225,8 +228,7 @@ def test_features_equal_the_dense_target_s() -> None:
     """Hidden states of committed entries, prompt in chunks included, come once and in order."""
     model = on_device("llama-64")
     features = []
-    for target in (HFTarget(model), PagedRequest(PagedTarget(model, prefill_chunk=4))):
-        target.reset((0, 1))
+    for target in (HFTarget(model), PagedTarget(model, prefill_chunk=4)):
         drafter = FeatureReader()
         generate(target, drafter, prompt(9), budget=6, max_new_tokens=8)
         features.append(torch.cat(drafter.seen))
@@ -378,8 +380,6 @@ def test_pages_are_counted() -> None:
         target.prefill(0, prompt(30))
     with pytest.raises(InputError, match="cannot rewind to 4 entries: 3 are held"):
         target.rewind(0, 4)
-    with pytest.raises(InputError, match="max_batch is 2, must be 1"):
-        PagedRequest(target)
     target.free(0)
     target.free(0)
     assert target.num_free_pages == 4 and target.slot_table.eq(-1).all()

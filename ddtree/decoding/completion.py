@@ -1,0 +1,266 @@
+"""``ddtree.generate``: from prompts to texts, for a Transformers model and its tokenizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ddtree.decoding.batch import BatchTarget, SeparateTargets
+from ddtree.decoding.capabilities import context_of
+from ddtree.decoding.decoding import Generation
+from ddtree.decoding.dflash import DFlashDrafter
+from ddtree.decoding.drafter import Drafter
+from ddtree.decoding.generate import stop_ids_of
+from ddtree.decoding.loop import Request, decode
+from ddtree.decoding.ngram import NGramDrafter
+from ddtree.decoding.processors import Processor
+from ddtree.decoding.stops import FinishReason, Stops, TextStream
+from ddtree.decoding.target import HFTarget
+from ddtree.spec.errors import InputError, given, require, require_int, require_number
+from ddtree.spec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from ddtree.decoding.paged import PagedTarget  # needs Triton
+
+NGRAM_BLOCK_SIZE = 8
+
+Prompt = str | Sequence[int] | Tensor | Sequence[Mapping[str, Any]]
+"""A text, token ids, or the messages of a chat, which go through the tokenizer's chat template."""
+
+
+@dataclass(frozen=True)
+class Completion(Generation):
+    """What was generated for one prompt."""
+
+    prompt_ids: tuple[int, ...]
+    """The prompt's tokens, none left out."""
+    text: str
+    """The new tokens as text, special tokens left out, cut before a stop string."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New tokens of one request, as they come."""
+
+    index: int
+    """Which prompt."""
+    token_ids: tuple[int, ...]
+    text: str
+    """Text that has become certain; all pieces of a request together are its text. It waits for whole
+    characters, and for what may be the beginning of a stop string to be none."""
+    finish_reason: FinishReason | None
+    """What ended the text, with its last piece."""
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    drafter: str | Path | Drafter = "ngram",
+    budget: int = 16,
+    topk: int | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    logits_processor: Sequence[Processor] = (),
+    seed: int | Sequence[int] = 0,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] | None = None,
+    batch_size: int = 8,
+    attention: Literal["auto", "dense", "paged"] = "auto",
+    stream: Callable[[Piece], None] | None = None,
+) -> list[Completion]:
+    """Generate text by draft trees: the model's own text, several tokens a forward pass.
+
+    At temperature 0 the text is that of greedy decoding (in float32 up to ties below rounding); above,
+    every token has exactly the distribution that ``model.generate`` would sample it from. What a prompt
+    yields does not depend on the prompts beside it.
+
+    Args:
+        model: a Transformers causal LM; it stays where it is. Its ``generation_config`` gives the stop
+            tokens and nothing else.
+        tokenizer: the model's.
+        prompts: one, or a sequence of them: texts, token ids, or chats (lists of messages).
+        drafter: ``"ngram"`` (prompt lookup, no weights), the folder or the hub name of a DFlash
+            checkpoint, or a ``Drafter``.
+        budget: most non-root nodes of a tree.
+        topk: candidates kept at each depth; 1: a chain; None: all that the budget can use.
+        max_new_tokens: exactly so many come unless something ends the text before.
+        temperature: 0: greedy.
+        top_k: sample from the k likeliest tokens.
+        top_p: sample from the fewest likeliest tokens whose probabilities reach it.
+        repetition_penalty: divides the logits of tokens of the prompt and the text (Transformers'
+            ``RepetitionPenaltyLogitsProcessor``); 1: none.
+        logits_processor: Transformers' logits processors, applied before the temperature; each must be
+            a function of a row's tokens and scores alone.
+        seed: one for each prompt, or one for all: prompt i then uses ``seed + i``.
+        stop: strings that end a text; they are cut off it, while ``token_ids`` keeps their tokens.
+        stop_token_ids: tokens that end a text; None: the model's own.
+        batch_size: prompts decoded at once; when one is done the next takes its place.
+        attention: ``"paged"``: the kernels of ``ddtree.impl`` on a paged pool, all trees in one pass;
+            ``"dense"``: Transformers' own attention under a dense mask, tree by tree; ``"auto"``: paged
+            on a CUDA device, dense elsewhere.
+        stream: told each request's tokens and text as they come.
+
+    Returns:
+        A completion for each prompt, in order: ``text``, ``token_ids``, ``finish_reason``, and the
+        statistics of its rounds (``rounds``, ``tokens_per_round``, ``acceptance_histogram``).
+
+    Raises:
+        InputError: an empty prompt, arguments that make no sense, a prompt and new tokens that exceed
+            the model's context, or a model or drafter that cannot be served.
+    """
+    require_int("batch_size", batch_size, 1)
+    require_int("max_new_tokens", max_new_tokens, 1)
+    require_int("budget", budget, 0)
+    ids = [encode(tokenizer, prompt) for prompt in _several(prompts)]
+    if not ids:
+        return []
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop_ids = stop_ids_of(model) if stop_token_ids is None else tuple(stop_token_ids)
+    stops = Stops(stop_ids, strings, decoder(tokenizer))
+    processors = processors_of(repetition_penalty, logits_processor)
+    sizes = [prompt.numel() + max_new_tokens + budget for prompt in ids]
+    target, one = batch_target(model, min(batch_size, len(ids)), attention, max(sizes))
+    streams = [TextStream(stops) for _ in ids]
+
+    def on_news(index: int, tokens: Sequence[int], reason: FinishReason | None) -> None:
+        if stream is not None:
+            text = streams[index](tokens, finished=reason is not None)
+            stream(Piece(index, tuple(tokens), text, reason))
+
+    found = decode(
+        target,
+        drafter_of(drafter, one),
+        [Request(prompt, max_new_tokens) for prompt in ids],
+        budget=budget,
+        topk=topk,
+        sampling=sampling,
+        stops=stops,
+        processors=processors,
+        on_news=on_news,
+    )
+    return [
+        Completion(**vars(one), prompt_ids=tuple(prompt.tolist()), text=stops.text(one.token_ids))
+        for one, prompt in zip(found, ids, strict=True)
+    ]
+
+
+def encode(tokenizer: Any, prompt: Any) -> Int64[Tensor, " n"]:
+    """The token ids of a ``Prompt``.
+
+    Raises:
+        InputError: a prompt of another kind, one without a token, or a chat without a template.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt)["input_ids"]
+    elif isinstance(prompt, Tensor):
+        ids = prompt.flatten().tolist()
+    elif _is_chat(prompt):
+        require(
+            bool(getattr(tokenizer, "chat_template", None)),
+            "the prompt is a chat, and the tokenizer has no chat template: give its text",
+        )
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+        ids = list(prompt)
+    else:
+        raise InputError(
+            f"a prompt is {given(prompt)}; expected a text, token ids, or messages of a chat"
+        )
+    require(bool(ids), "the prompt is empty: it has no token")
+    return torch.tensor(ids)
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens to text: special tokens left out, nothing cleaned up, so that text only ever grows."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(
+            tokenizer.decode(
+                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    return decode
+
+
+def processors_of(
+    repetition_penalty: float, logits_processor: Sequence[Processor] = ()
+) -> tuple[Processor, ...]:
+    """The processors in Transformers' order: the penalty first."""
+    require_number("repetition_penalty", repetition_penalty)
+    require(
+        repetition_penalty > 0,
+        f"repetition_penalty is {repetition_penalty}; it must be above 0 (1: none)",
+    )
+    if repetition_penalty == 1:
+        return tuple(logits_processor)
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    return (RepetitionPenaltyLogitsProcessor(float(repetition_penalty)), *logits_processor)
+
+
+def batch_target(
+    model: Any, max_batch: int, attention: str, max_context: int
+) -> "tuple[BatchTarget, HFTarget | PagedTarget]":
+    """A target for so many requests of so many entries at most, as far as the model has positions.
+
+    Returns:
+        The target of the batch, and one of those that it consists of.
+
+    Raises:
+        InputError: an unknown word, or a model that cannot be served.
+    """
+    words = ("auto", "dense", "paged")
+    require(attention in words, f"attention is {attention!r}; it must be one of {', '.join(words)}")
+    if attention == "auto":
+        attention = "paged" if model.device.type == "cuda" else "dense"
+    size = min(max_context, context_of(model) or max_context)
+    if attention == "paged":
+        from ddtree.decoding.paged import PagedTarget
+
+        paged = PagedTarget(model, max_batch=max_batch, max_context=size)
+        return paged, paged
+    dense = [HFTarget(model, max_context=size) for _ in range(max_batch)]
+    return SeparateTargets(dense), dense[0]
+
+
+def drafter_of(drafter: str | Path | Drafter, target: "HFTarget | PagedTarget") -> Drafter:
+    """The drafter of that name for the target, or itself."""
+    if not isinstance(drafter, str | Path):
+        return drafter
+    if drafter == "ngram":
+        return NGramDrafter(target.vocab_size, NGRAM_BLOCK_SIZE)
+    return DFlashDrafter.load(drafter, target)
+
+
+def _several(prompts: Any) -> Sequence[Prompt]:
+    """A sequence of prompts, of one where one was given."""
+    if isinstance(prompts, str | Tensor) or _is_chat(prompts):
+        return [prompts]
+    require(
+        isinstance(prompts, Sequence), f"prompts is {given(prompts)}; expected one or a sequence"
+    )
+    one = len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
+    several: Sequence[Prompt] = [prompts] if one else prompts
+    return several
+
+
+def _is_chat(prompt: object) -> bool:
+    """Whether it is a list of messages."""
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and len(prompt) > 0
+        and all(isinstance(message, Mapping) for message in prompt)
+    )
