@@ -20,6 +20,7 @@ from ddtree.cli.options import (
     Chat,
     Device,
     Draft,
+    Dtype,
     Json,
     MaxNewTokens,
     Seed,
@@ -111,6 +112,7 @@ def generate(
     ] = 1.0,
     seed: Seed = 0,
     device: Device = "cpu",
+    dtype: Dtype = "float32",
     attention: Attention = "auto",
     chat: Chat = None,
     debug: Annotated[
@@ -138,7 +140,8 @@ def generate(
       ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4 --stop 9
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
       ddtree generate "Hello" --target ./my-model --draft ./my-dflash
-      ddtree generate "Hello" --device cuda
+      ddtree generate "Hello" --target Qwen/Qwen3-4B \\
+        --draft z-lab/Qwen3-4B-DFlash-b16 --device cuda --dtype bfloat16
       ddtree generate "Hello" --debug
     """
     kept = topk_of(topk)
@@ -155,7 +158,7 @@ def generate(
     from ddtree.decoding.stops import Stops
     from ddtree.spec.sampling import Sampling
 
-    pair = load_pair(target, draft, block_size, attention, device)
+    pair = load_pair(target, draft, block_size, attention, device, dtype)
     stops = Stops(pair.stop_ids, tuple(stop or ()), pair.text)
     is_shown = len(texts) == 1 and not as_json
     run = Run(

@@ -100,10 +100,11 @@ def load_pair(
     block_size: int | None,
     attention: str = "dense",
     device: str = "cpu",
+    dtype: str = "float32",
 ) -> Pair:
     """Load the target, its tokenizer and the drafter; leaves with one message on bad names.
 
-    ``attention`` is ``"dense"``, ``"reference"``, ``"paged"`` or ``"auto"``.
+    ``attention`` is ``"dense"``, ``"reference"``, ``"paged"`` or ``"auto"``; ``dtype`` a name of torch's.
     """
     need("models", "transformers", "gguf", "tokenizers")
     if draft_name != "ngram":
@@ -114,11 +115,14 @@ def load_pair(
     if attention == "paged":
         need("kernels", "triton")
     with progress("loading the target") as say:
+        import torch
+
         from ddtree.decoding.embedded import load_target
         from ddtree.decoding.generate import stop_ids_of
         from ddtree.decoding.target import HFTarget
 
-        model, tokenizer = load_target(target_name, device=device, on_progress=say)
+        weights: torch.dtype = getattr(torch, dtype)
+        model, tokenizer = load_target(target_name, dtype=weights, device=device, on_progress=say)
         plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
         drafter = _load_drafter(draft_name, plain, block_size)
     return Pair(plain, drafter, tokenizer, stop_ids_of(model), attention)

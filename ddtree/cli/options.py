@@ -68,6 +68,14 @@ BlockSize = Annotated[
 Device = Annotated[
     str, typer.Option(help="Where the models run: [bold]cpu[/bold], [bold]cuda[/bold], cuda:1.")
 ]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        callback=one_of("float32", "bfloat16", "float16"),
+        help="Of the models' weights. Below float32 the text is greedy under the verifier's own logits, and "
+        "often not that of plain decoding.",
+    ),
+]
 Attention = Annotated[
     str,
     typer.Option(

@@ -118,7 +118,7 @@ class DFlashDrafter:
             for (k, v), (new_k, new_v) in zip(self._context, added, strict=True)
         ]
         block = torch.full((self.block_size,), config.mask_token_id, device=device)
-        block[:1] = token_ids[-1:]
+        block[0] = int(token_ids[-1])  # the loop hands tokens over on the CPU: nothing waits
         positions = prefix_len + torch.arange(self.block_size, device=device)
         # the bare table: a target's own embedding may scale what it looks up
         x = functional.embedding(block, self._embedding) * config.input_embedding_scale

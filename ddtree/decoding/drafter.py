@@ -9,7 +9,11 @@ from ddtree.spec.contracts import BlockSize
 
 
 class Drafter(Protocol):
-    """Drafts one request, round after round."""
+    """Drafts one request, round after round.
+
+    In a batch each place drafts with a shallow copy: what belongs to a request must lie in attributes
+    that ``reset`` and ``draft`` replace, not in objects that they change.
+    """
 
     @property
     def block_size(self) -> BlockSize:
@@ -33,7 +37,7 @@ class Drafter(Protocol):
         """Log-probs of the tokens at depths 1 to ``horizon`` after the root.
 
         Args:
-            token_ids: every token so far, the root last.
+            token_ids: every token so far, the root last, on the CPU.
             features: the hidden states of ``target_layer_ids``, side by side, of the entries
                 committed since the last call (the root is not committed); None where there are
                 no such layers.

@@ -365,3 +365,13 @@ def test_a_batch_that_is_interrupted_tells_of_each(
     report = json.loads(run(*args, "--batch-size", 2, "--json").stdout)
     assert report["interrupted"] is True
     assert [bool(one["token_ids"]) for one in report["requests"]] == [True, True, False]
+
+
+def test_weights_of_another_dtype(run: Run, tiny_folder: Path, dflash_folder: Path) -> None:
+    """Target and drafter come in it; a word that is none is refused."""
+    pair = load_pair(str(tiny_folder), str(dflash_folder), None, "dense", "cpu", "bfloat16")
+    assert pair.plain.dtype == torch.bfloat16
+    args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 3, "--no-compare")
+    result = run(*args, "--draft", dflash_folder, "--dtype", "bfloat16", "--json")
+    assert len(told(result)["token_ids"]) == 3
+    assert "is not one of float32" in run(*args, "--dtype", "int8").stderr

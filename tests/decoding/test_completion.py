@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import ddtree
 from ddtree.decoding import NGramDrafter, Piece
+from ddtree.decoding.completion import decoder
 from ddtree.spec import InputError
 from tests.decoding.test_published import PUBLISHED, target_of, write
 from tests.decoding.tiny import VOCAB, tiny_model
@@ -172,6 +173,27 @@ def test_the_paged_target_serves_it(tokenizer: Any) -> None:
     dense = ddtree.generate(wide, tokenizer, PROMPTS[1:], attention="dense", **options)
     paged = ddtree.generate(wide.to(device), tokenizer, PROMPTS[1:], attention="paged", **options)
     assert [one.text for one in paged] == [one.text for one in dense]
+
+
+def test_text_only_grows(tokenizer: Any) -> None:
+    """A tokenizer that would clean spaces up takes none back: what was streamed stands."""
+    kept = tokenizer.clean_up_tokenization_spaces
+    tokenizer.clean_up_tokenization_spaces = True
+    try:
+        assert decoder(tokenizer)(tokenizer("a .")["input_ids"]) == "a ."
+    finally:
+        tokenizer.clean_up_tokenization_spaces = kept
+
+
+def test_invariants_hold_with_processors(tokenizer: Any, model: Any) -> None:
+    """Debug mode looks at rounds whose logits were processed, greedy and sampled."""
+    with ddtree.debug():
+        for temperature in (0.0, 0.8):
+            found = ddtree.generate(
+                model, tokenizer, PROMPTS, max_new_tokens=6, temperature=temperature,
+                repetition_penalty=1.3,
+            )  # fmt: skip
+            assert all(len(one.token_ids) == 6 for one in found)
 
 
 def test_vocabulary_of_the_fixture_is_the_models(tokenizer: Any) -> None:
