@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ddtree.decoding.founding_bug import configured_width
-from ddtree.invariants import Call, report, violations
+from ddtree.invariants import Call, report, strategies, violations
 from ddtree.invariants.call import FIELDS
 from ddtree.invariants.sizes import sizes_of, uniform_width, width_of_segment
 from ddtree.spec import Budget, PrefixLen, QLen, VerifyBuffers, build_tree, plan_verify, tree_mask
@@ -207,3 +207,19 @@ def test_a_call_of_serving_size_is_checked_in_time(batch: int, prefix: int) -> N
     start = time.thread_time()
     assert violations(call) == []
     assert time.thread_time() - start < 0.7
+
+
+@given(st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_trees_of_any_draft_raise_no_alarm(data: st.DataObject, dtype: torch.dtype) -> None:
+    """A tree is held to the draft that it was built of, ties, -inf and coarse dtypes included."""
+    batch, horizon, vocab = (data.draw(st.integers(*ends)) for ends in ((1, 3), (0, 4), (1, 9)))
+    draft = data.draw(strategies.draft_log_probs(batch, horizon, vocab)).to(dtype)
+    topk = data.draw(st.none() | st.integers(1, vocab))
+    roots = torch.arange(batch)
+    tree = build_tree(draft, roots, Budget(data.draw(st.integers(0, 30))), topk)
+    call = Call.of(tree, draft_log_probs=draft, root_token_ids=roots)
+    assert [str(v) for v in violations(call)] == []
+    narrow = replace(
+        call, scores=tree.scores.float()
+    )  # rounding may make ties, which tie_order names
+    assert {v.invariant for v in violations(narrow)} <= {"tie_order"}
