@@ -152,6 +152,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (draft(root_token_ids=[1, 2]), "root_token_ids is a list; expected a tensor"),
     (draft(root_token_ids=ROOTS.float()), "root_token_ids has dtype torch.float32; expected torch.int32"),
     (draft(root_token_ids=-ROOTS), "root_token_ids holds -2; a token is at least 0"),
+    (draft(root_token_ids=torch.tensor([1, -1])), "root_token_ids holds -1; a token is at least 0"),
     # plan_verify
     (plan(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; expected [2]"),
     (plan(prefix_lens=torch.tensor([5, -1])), "prefix_lens[1] is -1"),

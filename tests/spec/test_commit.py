@@ -177,3 +177,16 @@ def test_committed_kv_equals_the_linear_cache(case: st.RoundCase, rounds: int) -
             for layer, expected in enumerate(target.linear(context)[0]):
                 assert torch.equal(target.kv.values[layer][slots], expected)
                 assert (target.kv.keys[layer][slots] == 0).all()
+
+
+def test_a_layout_of_one_request_for_three_is_refused() -> None:
+    """Both numbers of requests are told before anything is read."""
+    tree = tree_of(parents=[[-1, 0]], tokens=[[0, 1]])
+    layout = plan_verify(tree, torch.tensor([5]), torch.arange(20)[None])
+    roots = Acceptance(
+        torch.zeros(3, 1, dtype=torch.int32),
+        torch.ones(3, dtype=torch.int32),
+        torch.zeros(3).long(),
+    )
+    with pytest.raises(InputError, match="the layout has 1 requests, the acceptance 3"):
+        commit_kv(PagedKV((), (), torch.arange(60).reshape(3, 20)), layout, roots)
