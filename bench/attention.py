@@ -42,10 +42,11 @@ from bench.common import (
     machine,
     result_name,
 )
-from bench.peers import CEILINGS, PACKAGES, PEERS, Call, Refused, Run, ddtree, reference
+from bench.peers import CEILINGS, PACKAGES, PEERS, Call, Run, ddtree, reference
 from ddtree import impl
 from ddtree.impl.attention import attend
 from ddtree.impl.attention_configs import AttentionConfig, HopperConfig, choose_config
+from ddtree.invariants.conformance import Refused
 
 LEAST_FLOOR_US = 15.0
 """Below, launches weigh more than the work: left out of the mean over the floor."""

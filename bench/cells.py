@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bench.peers import Call, store
+from bench.peers import Call
 from ddtree import spec
+from ddtree.peers.pages import store
 
 BYTES_PER_S = 4.3e12  # what copies reach on an H200
 FLOP_PER_S = 770e12  # what bf16 matrix products reach there

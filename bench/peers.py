@@ -7,14 +7,9 @@ raises ``Refused`` for a call that its peer cannot do, with the reason, and ``Im
 is not installed (``bench/requirements.txt``).
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,12 +19,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from ddtree import impl, spec
+from ddtree.invariants.conformance.backend import Refused
+from ddtree.peers.pages import flashinfer_pages, store
+from ddtree.peers.pytorch import compiled_flex
+from ddtree.peers.sglang import ATTENTION as SGLANG_ATTENTION
+from ddtree.peers.sglang import sglang_module
 
 Run = Callable[[], Tensor]
-
-
-class Refused(Exception):
-    """A peer does not take a call; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ def sglang(call: Call) -> Run:
     ``is_causal`` stays True, as there: the key loop ends at the tile's last row, which is right for trees
     whose parents come first. With fp8 pools it converts query and softmax weights to fp8 for the prefix.
     """
-    module = sglang_module("sglang.kernels.ops.attention.extend_attention")
+    module = sglang_module(SGLANG_ATTENTION)
     output = torch.empty_like(call.query)
     flat = spec.convert_mask(call.mask, call.layout, "flat").allowed
     layout = call.layout
@@ -105,37 +101,6 @@ def sglang(call: Call) -> Run:
         return output
 
     return run
-
-
-@cache
-def sglang_module(name: str) -> ModuleType:
-    """A kernel module of the installed SGLang by its dotted name, without the engine around it.
-
-    ``import sglang`` would load a whole engine, of which a kernel file uses a handful of switches. So the
-    packages above it enter ``sys.modules`` as bare folders, and the two modules that hold the switches as
-    stubs that say: CUDA if there is any, nothing else. The kernel's own files run as they are.
-    """
-    found = find_spec("sglang")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("sglang is not installed: pip install -r bench/requirements.txt")
-    root = Path(next(iter(found.submodule_search_locations)))
-    for folder in ("", "kernels", "kernels/ops", "kernels/ops/attention", "srt"):
-        package = ModuleType(".".join(["sglang", *folder.split("/")]).rstrip("."))
-        package.__path__ = [str(root / folder)]
-        sys.modules.setdefault(package.__name__, package)
-    sys.modules.setdefault("sglang.srt.environ", _stub("sglang.srt.environ", envs=None))
-    others = ("is_hip", "is_gfx95_supported", "is_gfx1250_supported")
-    switches = {"is_cuda": torch.cuda.is_available, **dict.fromkeys(others, lambda: False)}
-    utils = _stub("sglang.srt.utils", get_device_core_count=None, **switches)
-    sys.modules.setdefault("sglang.srt.utils", utils)
-    return import_module(name)
-
-
-def _stub(name: str, **members: Any) -> ModuleType:
-    """A module that holds these members."""
-    module = ModuleType(name)
-    vars(module).update(members)
-    return module
 
 
 # FlashInfer: the paged prefill wrapper with a custom mask, as SGLang's FlashInfer backend verifies trees.
@@ -173,38 +138,6 @@ def flashinfer(call: Call) -> Run:
     output = torch.empty_like(call.query)
     scales = {"k_scale": call.key_scale, "v_scale": call.value_scale}
     return partial(wrapper.run, call.query, pools, out=output, **scales)
-
-
-def store(pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-    """Write rows to slots of a pool in its dtype; PyTorch indexes fp8 as bytes alone."""
-    if pool.element_size() == 1:
-        pool.view(torch.uint8)[slots] = rows.to(pool.dtype).view(torch.uint8)
-    else:
-        pool[slots] = rows.to(pool.dtype)
-
-
-def flashinfer_pages(layout: spec.VerifyLayout, page_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """FlashInfer's ``indptr``, ``indices`` and ``last_page_len``, int32: pages that hold prefix **and** tree.
-
-    Entry ``prefix_len + r`` of a request lies in the slot that the verify pass writes row r to; entries
-    fill pages in order.
-    """
-    indptr, indices, last = [0], [], []
-    qo, kv = layout.qo_indptr.tolist(), layout.kv_indptr.tolist()
-    for b in range(len(qo) - 1):
-        slots = torch.cat(
-            [layout.kv_indices[kv[b] : kv[b + 1]], layout.out_cache_loc[qo[b] : qo[b + 1]]]
-        )
-        pages = slots[::page_size] // page_size
-        indices.append(pages)
-        indptr.append(indptr[-1] + pages.numel())
-        last.append((slots.numel() - 1) % page_size + 1)
-    device = layout.kv_indices.device
-    return (
-        torch.tensor(indptr, dtype=torch.int32, device=device),
-        torch.cat(indices).int(),
-        torch.tensor(last, dtype=torch.int32, device=device),
-    )
 
 
 @cache
@@ -276,13 +209,6 @@ def flex(call: Call, *, general: bool = False) -> Run:
         return output.transpose(1, 2)
 
     return run
-
-
-@cache
-def compiled_flex() -> Callable[..., Any]:
-    """``flex_attention``, compiled anew for each shape."""
-    torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 # past it, PyTorch stops compiling
-    return torch.compile(flex_attention, dynamic=False)
 
 
 def contiguous(call: Call) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,7 +28,10 @@ _observer: Observer | None = None
 
 def set_observer(observer: Observer | None) -> Observer | None:
     """Install ``observer`` for the whole process (None: none) and return the one before."""
-    global _observer
+    global _observer, _observed
+    if observer is not None and _observed is _observe:
+        # here and not above: it loads the compiler, and Triton before anyone could choose its interpreter
+        _observed = cast("Observer", torch.compiler.disable(_observe))
     before, _observer = _observer, observer
     return before
 
@@ -52,5 +55,5 @@ def _observe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     return _observer(function, args, kwargs)
 
 
-_observed = cast("Observer", torch.compiler.disable(_observe))
+_observed: Observer = _observe
 """The same, left to Python by ``torch.compile``: an observed call interrupts the compiled graph."""

@@ -14,9 +14,11 @@ from typer.core import TyperGroup
 
 from ddtree.cli.catalogue import catalogue
 from ddtree.cli.check import check
+from ddtree.cli.conform import conform
 from ddtree.cli.demo import demo
 from ddtree.cli.dump import dump
 from ddtree.cli.generate import generate
+from ddtree.cli.isolate import isolate
 from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
 from ddtree.cli.prove import prove
 from ddtree.cli.replay import replay
@@ -94,7 +96,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, demo, check, dump, replay, show, catalogue, prove):
+for verb in (generate, demo, check, dump, replay, show, catalogue, conform, isolate, prove):
     app.command()(verb)
 
 
@@ -120,6 +122,8 @@ def _root(
       ddtree generate "Once upon a time"  text, tokens a round, equality
       ddtree check call.safetensors       is this verify call sound?
       ddtree catalogue                    faults of real engines, each caught
+      ddtree conform founding-bug         hold a backend to the reference
+      ddtree isolate founding-bug         which factor decides its failure
     """
 
 

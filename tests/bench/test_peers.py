@@ -12,16 +12,15 @@ from bench.cells import FP8, GROUPS, Cell, choose_cells, everything_seen, make_c
 from bench.common import error
 from bench.peers import (
     Call,
-    Refused,
     Run,
-    flashinfer_pages,
     flex,
     reference,
     sdpa_dense,
     sdpa_unmasked,
-    store,
 )
 from ddtree import spec
+from ddtree.invariants.conformance import Refused
+from ddtree.peers.pages import flashinfer_pages, store
 
 TOLERANCE = 2e-6  # float32 sums in another order
 

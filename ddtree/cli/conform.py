@@ -1,0 +1,152 @@
+"""``ddtree conform``: fuzz a third party's functions against the reference."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ddtree.cli.backends import BackendName, Seconds, find, list_backends
+from ddtree.cli.options import Json, Seed, within
+from ddtree.cli.output import BROKEN, counted, print_json, progress, stdout, writable_folder
+
+if TYPE_CHECKING:
+    from ddtree.invariants.conformance.fuzz import Result
+
+_STYLES = {
+    "holds": "green",
+    "broken": "bold red",
+    "refused": "yellow",
+    "not offered": "bright_black",
+}
+
+
+def conform(
+    backend: BackendName = None,
+    only: Annotated[
+        str, typer.Option(help="A function, or a part of a property's name.", metavar="NAME")
+    ] = "",
+    examples: Annotated[
+        int, typer.Option(callback=within(1), help="Most cases of a property.")
+    ] = 60,
+    seconds: Seconds = 50.0,
+    seed: Seed = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the smallest failing cases; made when there is one.")
+    ] = Path("ddtree-conform"),
+    as_json: Json = False,
+) -> None:
+    """Hold a backend of yours to the reference: fuzzed, each failure shrunk.
+
+    A backend is any object (or module, class, function) that offers some of
+    the public functions of ddtree.spec, under their names:
+
+    \b
+      class Mine:
+          def verify_attention(self, query, key, value, key_pool, value_pool,
+                               layout, mask):
+              return kernel(query, ..., layout.qo_indptr, mask.allowed)
+
+    Budgets, batches, prefixes, branching, padding, page sizes, dtypes, fixed
+    buffers and replays are drawn at random. Attention is also given zero
+    queries and keys and powers of two for values: its output is then the
+    exact set of entries that each row sees. What fails is shrunk to its
+    smallest case and written to a file.
+
+    Exit code: 0 what is offered holds, 1 something is broken, 2 not possible.
+
+    \b
+    Examples
+      ddtree conform                      the built-in backends
+      ddtree conform founding-bug         what a failure looks like
+      ddtree conform my_engine.tree:Mine
+      ddtree conform mine.py:Mine --only "visible set" --seconds 300
+    """
+    if backend is None:
+        list_backends("conform")
+        return
+    found, runs_on = find(backend, "conform")
+    from ddtree.invariants.conformance.fuzz import conform as run
+
+    writable = writable_folder(out)
+    results: list[Result] = []
+    with progress(f"holding {backend} to the reference") as say:
+        for result in run(
+            found,
+            backend,
+            only=only,
+            examples=examples,
+            seconds=seconds,
+            seed=seed,
+            folder=writable,
+        ):
+            say(f"{result.property.id}: {result.state}", passing=True)
+            results.append(result)
+    if not any(out.iterdir()):
+        out.rmdir()
+    if as_json:
+        print_json(
+            {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
+        )
+    else:
+        _print(backend, runs_on, results)
+    if any(r.state == "broken" for r in results):
+        raise typer.Exit(BROKEN)
+
+
+def _print(backend: str, runs_on: str, results: "list[Result]") -> None:
+    console = stdout()
+    console.print(Text.assemble((backend, "bold"), f"  ({runs_on})"), soft_wrap=True)
+    table = Table(header_style="bold", pad_edge=False)
+    for name, ratio in (("property", 5), ("cases", 1), ("result", 10)):
+        table.add_column(name, ratio=ratio, overflow="fold", no_wrap=name == "cases")
+    for r in results:
+        if r.state != "not offered":
+            table.add_row(r.property.id, str(r.examples), _result(r))
+    console.print(table)
+    missing = [r.property.id for r in results if r.state == "not offered"]
+    if missing:
+        console.print(Text(f"not offered: {', '.join(missing)}", "bright_black"))
+    for r in results:
+        if r.state == "broken":
+            console.print()
+            console.print(Text(f"{r.property.id}: {r.property.statement}", "bold"), soft_wrap=True)
+            console.print(Text(f"  smallest case: {r.case}"), soft_wrap=True)
+            console.print(Text(f"  {r.what}", "red"), soft_wrap=True)
+            if r.file is not None:
+                console.print(Text(f"  ddtree check {r.file}", "cyan"), soft_wrap=True)
+    broken = sum(r.state == "broken" for r in results)
+    held = sum(r.state == "holds" for r in results)
+    cases = counted(sum(r.examples for r in results), "case")
+    verdict = f"{backend}: {held} hold, {broken} broken, {cases}"
+    console.print(Text(verdict, "bold red" if broken else "bold green"), soft_wrap=True)
+    if broken and any(r.property.function == "verify_attention" for r in results):
+        console.print(Text(f"next: ddtree isolate {backend}", "bold"), soft_wrap=True)
+
+
+def _result(result: "Result") -> Text:
+    """``holds``, with what was refused; of a broken one what differs."""
+    text = Text(result.state, _STYLES[result.state])
+    if result.what and result.state == "broken":
+        text.append(f": {result.what}", "red")
+    if result.refused:
+        reason, count = result.refused.most_common(1)[0]
+        more = f" and {len(result.refused) - 1} other reasons" if len(result.refused) > 1 else ""
+        text.append(f" (refused {sum(result.refused.values())}, {count} of them: {reason}{more})")
+    return text
+
+
+def _plain(result: "Result") -> dict[str, Any]:
+    return {
+        "property": result.property.id,
+        "function": result.property.function,
+        "statement": result.property.statement,
+        "state": result.state,
+        "cases": result.examples,
+        "refused": dict(result.refused),
+        "what": result.what,
+        "smallest_case": None if result.case is None else str(result.case),
+        "file": result.file,
+        "seconds": round(result.seconds, 2),
+    }

@@ -1,0 +1,95 @@
+"""``ddtree isolate``: which factor decides where a backend's attention fails."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ddtree.cli.backends import BackendName, Seconds, find, list_backends
+from ddtree.cli.options import Json, Seed, within
+from ddtree.cli.output import BROKEN, counted, print_json, progress, stdout, write_whole
+
+if TYPE_CHECKING:
+    from ddtree.invariants.conformance.isolate import Isolation
+
+
+def isolate(
+    backend: BackendName = None,
+    seconds: Seconds = 40.0,
+    calls: Annotated[int, typer.Option(callback=within(1), help="Most calls.")] = 10_000,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="File for every call and its outcome, as JSON.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find which factor decides where a backend's attention fails, in a sentence.
+
+    Budget, branching (a chain or a tree), padding (num_nodes < q_len or
+    equal), execution (eager, fixed buffers, replay), prefix, batch position
+    and page size are crossed. Each call tells exactly which entries every row
+    saw. The smallest rule that all outcomes bear out is told, with the table
+    behind it; where outcomes cannot tell two rules apart, it says so.
+
+    Exit code: 0 nothing fails, 1 something does, 2 not possible.
+
+    \b
+    Examples
+      ddtree isolate                      the built-in backends
+      ddtree isolate founding-bug
+      ddtree isolate mine.py:Mine --seconds 300 --out cells.json
+    """
+    if backend is None:
+        list_backends("isolate")
+        return
+    found, runs_on = find(backend, "isolate")
+    from ddtree.invariants.conformance.isolate import isolate as run
+
+    with progress(f"crossing the factors on {backend}"):
+        isolation = run(found, backend, seconds=seconds, calls=calls, seed=seed)
+    data = isolation.data() | {"runs_on": runs_on}
+    if out is not None:
+        import json
+
+        write_whole(out, json.dumps(data, indent=1).encode())
+    if as_json:
+        print_json(data)
+    else:
+        _print(isolation, runs_on)
+    if any(o.failed for o in isolation.observations):
+        raise typer.Exit(BROKEN)
+
+
+def _print(isolation: "Isolation", runs_on: str) -> None:
+    console = stdout()
+    console.print(Text.assemble((isolation.name, "bold"), f"  ({runs_on})"), soft_wrap=True)
+    table = Table(header_style="bold", pad_edge=False)
+    table.add_column("factor")
+    table.add_column("requests that fail, at each level", overflow="fold")
+    for factor in dict.fromkeys(row["factor"] for row in isolation.table):
+        line = Text()
+        for row in isolation.table:
+            if row["factor"] == factor:
+                line.append(f"{_level(row['level'])} ")
+                share = row["failed"] / row["requests"]
+                style = "green" if share == 0 else "bold red" if share == 1 else "yellow"
+                line.append(f"{row['failed']}/{row['requests']}", style)
+                line.append("   ")
+        table.add_row(factor, line)
+    console.print(table)
+    for reason, count in isolation.refused.most_common(3):
+        console.print(Text(f"refused {counted(count, 'call')}: {reason}", "yellow"), soft_wrap=True)
+    first = isolation.example
+    if first is not None:
+        console.print(Text(f"for example: {first.cell}"), soft_wrap=True)
+        console.print(Text(f"  {first.what}", "red"), soft_wrap=True)
+    style = "bold green" if first is None else "bold red"
+    console.print(Text(f"{isolation.name} {isolation.sentence}", style), soft_wrap=True)
+
+
+def _level(level: object) -> str:
+    return (
+        {True: "yes", False: "no"}.get(level, str(level)) if isinstance(level, bool) else str(level)
+    )

@@ -1,0 +1,92 @@
+"""What is held to the reference: any object that offers some of the public functions.
+
+    class Mine:
+        def verify_attention(self, query, key, value, key_pool, value_pool, layout, mask):
+            return my_kernel(query, key_pool, layout.qo_indptr, mask.allowed, ...)
+
+An object, a class without arguments, a module, or one function (taken for ``verify_attention``, unless it
+bears another public name). Functions take what ``ddtree.spec``'s take and return the same;
+``verify_attention`` may return its output alone. What an implementation needs in another form it converts
+(``spec.convert_mask``); what it cannot do it refuses by raising ``Refused`` with the reason.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ddtree.spec.errors import require
+from ddtree.spec.mask import Form
+
+FUNCTIONS = (
+    "build_tree",
+    "plan_verify",
+    "tree_mask",
+    "convert_mask",
+    "verify_attention",
+    "accept_greedy",
+    "accept_sampled",
+    "commit_kv",
+)
+"""The public functions that a backend may offer."""
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest difference of an attention's output, over 1 or the number expected: some roundings of the dtype."""
+
+
+class Refused(Exception):
+    """A backend does not take a call; the message says why."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation, and what is known of it."""
+
+    name: str
+    functions: Mapping[str, Callable[..., Any]]
+    mask_forms: tuple[Form, ...] = ("flat",)
+    """Forms that its functions take or make; from the object's ``mask_forms``."""
+    dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCES)
+    """Of queries and keys; from the object's ``dtypes``."""
+    tolerances: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCES)
+    device: str = "cpu"
+    capture: Callable[..., Callable[[], Any]] | None = None
+    """Takes what ``verify_attention`` takes and returns a function without arguments that does the work
+    anew on the same tensors, as a replayed graph does; from the object's ``capture``. None: on a CUDA device
+    a real graph is captured, elsewhere ``verify_attention`` is called again."""
+
+    @classmethod
+    def of(cls, thing: Any, name: str = "") -> "Backend":
+        """Read what an object offers.
+
+        Raises:
+            InputError: it offers none of the public functions.
+        """
+        if isinstance(thing, cls):
+            return thing
+        if inspect.isclass(thing):
+            thing = thing()
+        found = {n: getattr(thing, n) for n in FUNCTIONS if callable(getattr(thing, n, None))}
+        called = getattr(thing, "__name__", type(thing).__name__)
+        if not found and callable(thing):
+            found = {called if called in FUNCTIONS else "verify_attention": thing}
+        require(
+            bool(found), f"{name or called} offers none of the functions {', '.join(FUNCTIONS)}"
+        )
+        given = {
+            key: value
+            for key in ("mask_forms", "dtypes", "tolerances", "device", "capture")
+            if (value := getattr(thing, key, None)) is not None and not inspect.ismodule(value)
+        }
+        return cls(name or called, found, **given)
+
+    def accepts(self, function: str, keyword: str) -> bool:
+        """Whether a function takes a keyword, by its signature."""
+        try:
+            parameters = inspect.signature(self.functions[function]).parameters
+        except (TypeError, ValueError):  # built in: it has none to read
+            return True
+        return keyword in parameters or any(
+            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+        )

@@ -1,0 +1,187 @@
+"""Fuzz a backend's functions, shrink what fails to its smallest case, and write that as a file."""
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis.errors import Flaky, NoSuchExample
+
+from ddtree.invariants.conformance.backend import Backend, Refused
+from ddtree.invariants.conformance.properties import (
+    PROPERTIES,
+    Case,
+    Property,
+    arguments_of,
+    captured_call,
+)
+from ddtree.invariants.recorded import record
+from ddtree.spec.errors import require
+
+MOST = 3
+"""Requests of a call."""
+State = Literal["holds", "broken", "refused", "not offered"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one property."""
+
+    property: Property
+    state: State
+    examples: int = 0
+    """Cases that ran."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Cases that the backend refused, by the reason."""
+    what: str = ""
+    """Of the smallest failing case what differs; of a property that is not offered why."""
+    case: Case | None = None
+    """The smallest failing case."""
+    file: Path | None = None
+    seconds: float = 0.0
+
+
+def conform(
+    backend: Any,
+    name: str = "",
+    *,
+    only: str = "",
+    examples: int = 60,
+    seconds: float = 50.0,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> Iterator[Result]:
+    """Hold a backend to every property that it offers, one after the other.
+
+    Args:
+        backend: what ``Backend.of`` takes.
+        name: what to call it.
+        only: a part of the ids of the properties to run.
+        examples: most cases of a property.
+        seconds: time for all of them; what a property leaves is the others'. Shrinking counts.
+        seed: of what is drawn.
+        folder: where the smallest failing cases are written; None: nowhere.
+
+    Raises:
+        InputError: nothing is offered, or no property bears ``only``.
+    """
+    held = Backend.of(backend, name)
+    chosen = [prop for prop in PROPERTIES if only in prop.id or only == prop.function]
+    require(bool(chosen), f"no property is called {only!r}; known are {', '.join(ids())}")
+    left = [prop for prop in chosen if not prop.offered(held)]
+    end = time.monotonic() + seconds
+    for prop in chosen:
+        if why := prop.offered(held):
+            yield Result(prop, "not offered", what=why)
+            continue
+        share = max(end - time.monotonic(), 1.0) / max(len(left), 1)
+        left.remove(prop)
+        yield hold(held, prop, examples=examples, seconds=share, seed=seed, folder=folder)
+
+
+def ids() -> list[str]:
+    """The ids of all properties."""
+    return [prop.id for prop in PROPERTIES]
+
+
+def hold(
+    backend: Backend,
+    prop: Property,
+    *,
+    examples: int = 60,
+    seconds: float = 10.0,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> Result:
+    """Fuzz one property."""
+    start = time.monotonic()
+    search = _Search(backend, prop, start + seconds)
+    search.run(MOST, examples, seed)
+    if search.smallest is not None:
+        # hypothesis drops no request from the middle of a case: look among fewer from the start
+        for most in range(1, MOST):
+            narrower = _Search(backend, prop, max(search.end, time.monotonic() + seconds / 4))
+            narrower.run(most, examples, seed)
+            if narrower.smallest is not None:
+                search.smallest = narrower.smallest
+                break
+    spent = time.monotonic() - start
+    if search.smallest is None:
+        state: State = "holds" if search.ran else "refused"
+        return Result(prop, state, search.ran, search.refused, seconds=spent)
+    case, what = search.smallest
+    file = None if folder is None else write(folder, backend, prop, case)
+    return Result(prop, "broken", search.ran, search.refused, what, case, file, spent)
+
+
+def write(folder: Path, backend: Backend, prop: Property, case: Case) -> Path:
+    """Write a case where ``ddtree check`` and ``ddtree replay`` read it."""
+    name = "-".join("".join(c if c.isalnum() else " " for c in f"{backend.name} {prop.id}").split())
+    path = folder / f"{name}.safetensors"
+    return record(path, prop.function, arguments_of(case), captured_call(backend, case))
+
+
+class _TimeIsUp(BaseException):
+    """Leaves hypothesis, which lets nothing but this kind of exception through."""
+
+
+@dataclass
+class _Search:
+    """What ``find`` asks of each case; the last one that fails is the smallest."""
+
+    backend: Backend
+    prop: Property
+    end: float
+    ran: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    smallest: tuple[Case, str] | None = None
+
+    def run(self, most: int, examples: int, seed: int) -> None:
+        """Fuzz calls of up to ``most`` requests until one fails and is shrunk, or time is up."""
+        quiet = settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )
+        cases = self.prop.cases(self.backend, most)
+        with suppress(NoSuchExample, Flaky, _TimeIsUp):
+            find(cases, self.fails, settings=quiet, random=Random(seed))  # noqa: S311 # no secret
+
+    def fails(self, case: Case) -> bool:
+        """Whether the backend does otherwise than it should; a case that it refuses does not count."""
+        if time.monotonic() > self.end and (self.ran or self.refused):
+            raise _TimeIsUp
+        try:
+            what = told(self.prop.difference, self.backend, case)
+        except Refused as reason:
+            self.refused[str(reason)] += 1
+            return False
+        self.ran += 1
+        if what:
+            self.smallest = (case, what)
+        return bool(what)
+
+
+def told(difference: Callable[[Backend, Any], str], backend: Backend, case: Case) -> str:
+    """The difference; an exception of the backend is one.
+
+    Raises:
+        Refused: the backend does not take the case.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backend's own, of thousands of calls
+            return difference(backend, case)
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001 # a backend may raise anything
+        first = str(error).strip().splitlines()
+        return f"it raised {type(error).__name__}{': ' + first[0] if first else ''}"

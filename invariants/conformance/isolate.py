@@ -1,0 +1,281 @@
+"""Find which factor decides where a backend fails, as the founding bug was found: cross them, and compare."""
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddtree.invariants.conformance import oracle
+from ddtree.invariants.conformance.attend import attend
+from ddtree.invariants.conformance.backend import Backend, Refused
+from ddtree.invariants.conformance.causes import cause_of
+from ddtree.invariants.conformance.cells import (
+    Cell,
+    Number,
+    at,
+    can_be,
+    case_of,
+    grid,
+    num_nodes,
+    sweep,
+)
+from ddtree.invariants.conformance.decide import (
+    FACTORS,
+    Decision,
+    Factors,
+    Observation,
+    Rule,
+    decide,
+)
+from ddtree.spec.errors import require
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One call of the backend."""
+
+    cell: Cell
+    failed: tuple[bool, ...] | None
+    """For each request; None: the backend refused the call."""
+    what: str = ""
+    """What was wrong, or why it was refused."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What was tried, and what it says."""
+
+    name: str
+    tried: tuple[Tried, ...]
+    decision: Decision
+    unsteady: tuple[Cell, ...] = ()
+    """Cells that came out otherwise when run again."""
+
+    @property
+    def observations(self) -> list[Observation]:
+        """One for each request that was not refused."""
+        return list(_observations(self.tried))
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Refused calls by the reason."""
+        return Counter(t.what for t in self.tried if t.failed is None)
+
+    @property
+    def sentence(self) -> str:
+        """The finding."""
+        return _sentence(self)
+
+    @property
+    def example(self) -> Tried | None:
+        """The failing call with the least in it."""
+        return _plainest(self.tried)
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """For each level of each factor how many requests failed, of how many.
+
+        Numbers beside each other that fail alike (all, none, some) are one level, ``9 to 66``.
+        """
+        seen = self.observations
+        rows: list[dict[str, Any]] = []
+        for factor in FACTORS:
+            runs: list[tuple[list[Any], list[bool]]] = []
+            for level in sorted({o.factors[factor] for o in seen}):
+                own = [o.failed for o in seen if o.factors[factor] == level]
+                alike = runs and {*runs[-1][1]} == {*own} and factor in NUMBERS
+                if alike:
+                    runs[-1][0].append(level)
+                    runs[-1][1].extend(own)
+                else:
+                    runs.append(([level], own))
+            for levels, own in runs:
+                level = levels[0] if len(levels) == 1 else f"{levels[0]} to {levels[-1]}"
+                rows.append(
+                    {"factor": factor, "level": level, "failed": sum(own), "requests": len(own)}
+                )
+        return rows
+
+    def data(self) -> dict[str, Any]:
+        """Everything, as plain values: for a report or a file."""
+        return {
+            "backend": self.name,
+            "sentence": self.sentence,
+            "rules": [rule.text for rule in self.decision.rules],
+            "table": self.table,
+            "refused": dict(self.refused),
+            "cells": [{**asdict(t.cell), "failed": t.failed, "what": t.what} for t in self.tried],
+        }
+
+
+def isolate(
+    backend: Any, name: str = "", *, seconds: float = 40.0, calls: int = 10_000, seed: int = 0
+) -> Isolation:
+    """Cross all factors on a backend's ``verify_attention`` as far as time allows, and decide.
+
+    Args:
+        backend: what ``Backend.of`` takes.
+        name: what to call it.
+        seconds: time for the calls.
+        calls: most calls.
+        seed: order of the calls.
+
+    Raises:
+        InputError: the backend offers no attention.
+    """
+    held = Backend.of(backend, name)
+    require(
+        "verify_attention" in held.functions,
+        f"{held.name} offers no verify_attention; it offers {', '.join(held.functions)}",
+    )
+    start = time.monotonic()
+    tried: dict[Cell, Tried] = {}
+
+    def each(cells: Iterable[Cell], share: float) -> None:
+        """Try them until that share of the time or of the calls is spent."""
+        for cell in cells:
+            spent = max((time.monotonic() - start) / seconds, len(tried) / calls)
+            if tried and spent > share:
+                return
+            if cell not in tried:
+                tried[cell] = run(held, cell)
+
+    cells = grid(seed)
+    each(cells, 0.6)
+    failing = _plainest(tried.values())
+    if failing is not None:
+        sweeps: tuple[tuple[Number, float], ...] = (("q_len", 0.75), ("prefix_len", 0.85))
+        for factor, share in sweeps:
+            swept = list(sweep(failing.cell, factor))
+            each(swept, share)
+            for value in _lone(swept, tried, factor):
+                crossed = [at(cell, factor, value) for cell in cells[:MORE]]
+                each(filter(can_be, crossed), share + 0.05)
+    again = [cell for cell, t in tried.items() if t.failed is not None][:40]
+    unsteady = tuple(cell for cell in again if run(held, cell).failed != tried[cell].failed)
+    results = tuple(tried.values())
+    decision = Decision(()) if unsteady else decide(list(_observations(results)))
+    return Isolation(held.name, results, decision, unsteady)
+
+
+NUMBERS = ("q_len", "num_nodes", "prefix_len")
+"""Factors of many levels."""
+MORE = 60
+"""Combinations that are tried beside where one number alone comes out otherwise than all others."""
+
+
+def _lone(swept: list[Cell], tried: dict[Cell, Tried], factor: str) -> list[int]:
+    """Values at which a sweep comes out otherwise than nearly everywhere: at most three of them."""
+    values: dict[bool, list[int]] = {True: [], False: []}
+    for cell in swept:
+        known = tried.get(cell)
+        if known is not None and known.failed is not None:
+            values[any(known.failed)].append(getattr(cell, factor))
+    fewest = min(values.values(), key=len)
+    return fewest if len(fewest) <= 3 else []
+
+
+def run(backend: Backend, cell: Cell) -> Tried:
+    """Call the backend once; which requests came out wrong."""
+    case = case_of(cell, backend.dtypes[0])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backend's own, of thousands of calls
+            result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
+        wrong = oracle.wrong_rows(case, result)
+    except Refused as reason:
+        return Tried(cell, None, str(reason))
+    except Exception as error:  # noqa: BLE001 # a backend may raise anything
+        return Tried(cell, (True,) * cell.batch, f"it raised {type(error).__name__}: {error}")
+    failed = tuple(b in wrong for b in range(cell.batch))
+    return Tried(cell, failed, oracle.explain(case, result, wrong) if wrong else "")
+
+
+def _observations(tried: Any) -> Iterator[Observation]:
+    for each in tried:
+        for b, failed in enumerate(each.failed or ()):
+            factors: Factors = asdict(each.cell)
+            factors |= {
+                "position": b,
+                "prefix_len": each.cell.prefix_len + 3 * b,
+                "num_nodes": num_nodes(each.cell),
+            }
+            yield Observation(factors, failed)
+
+
+def _plainest(tried: Iterable[Tried]) -> Tried | None:
+    """The failing call with the least in it."""
+    paths = ("eager", "buffers", "replay")
+
+    def size(t: Tried) -> tuple[Any, ...]:
+        c = t.cell
+        flags = (c.batch, c.page_size, c.branching, c.padding, paths.index(c.execution))
+        return (*flags, c.q_len, c.prefix_len)
+
+    return min((t for t in tried if t.failed and any(t.failed)), key=size, default=None)
+
+
+def _sentence(found: Isolation) -> str:
+    seen = found.observations
+    calls = f"{len([t for t in found.tried if t.failed is not None])} calls"
+    if not seen:
+        reason = next(iter(found.refused), "")
+        return f"cannot tell: {found.name} refused every call ({reason})"
+    if found.unsteady:
+        again = len(found.unsteady)
+        return f"cannot tell: the same call gives now this, now that ({again} of 40 when run again)"
+    if not any(o.failed for o in seen):
+        return f"nothing fails: {calls}, {len(seen)} requests"
+    rules = found.decision.rules
+    if not rules:
+        nearest, missed = found.decision.nearest, found.decision.missed
+        tail = (
+            ""
+            if nearest is None
+            else f"; nearest is `{nearest.text}`, which {missed} requests pass"
+        )
+        return f"cannot tell: no rule of up to three conditions fits {len(seen)} requests{tail}"
+    if len(rules) > 1:
+        others = " from ".join(f"`{rule.text}`" for rule in rules)
+        return f"cannot tell {others}: no call has one without the other"
+    rule = rules[0]
+    head = "fails always" if not rule.conditions else f"fails iff {rule.text}"
+    parts = [head + _alike(rule, seen), *_no_matter(rule, seen)]
+    cause = cause_of(rule)
+    accident = (
+        f" ({rule.accidents} of {rule.covered} such requests come out right by accident)"
+        if rule.accidents
+        else ""
+    )
+    return "; ".join(parts) + (f": {cause}" if cause else "") + accident
+
+
+def _alike(rule: Rule, seen: list[Observation]) -> str:
+    """``, eager and replay alike``: unless the rule speaks of the execution, or only one was seen."""
+    paths = {o.factors["execution"] for o in seen}
+    spoken = {condition.factor for condition in rule.conditions}
+    if spoken & {"execution", "earlier"} or not {"eager", "replay"} <= paths:
+        return ""
+    return ", eager and replay alike"
+
+
+def _no_matter(rule: Rule, seen: list[Observation]) -> list[str]:
+    """``branching and padding do not matter``: factors that were varied and that the rule leaves out."""
+    spoken = {condition.factor for condition in rule.conditions}
+    spoken |= {"batch"} if "position" in spoken else set()
+    spoken |= {"position"} if "batch" in spoken else set()
+    names = {
+        "branching": "branching", "padding": "padding", "prefix_len": "prefix", "position": "batch position",
+        "page_size": "page size",
+    }  # fmt: skip
+    free = [
+        called
+        for factor, called in names.items()
+        if factor not in spoken and len({o.factors[factor] for o in seen}) > 1
+    ]
+    if not free:
+        return []
+    listed = free[0] if len(free) == 1 else f"{', '.join(free[:-1])} and {free[-1]}"
+    return [f"{listed} {'does' if len(free) == 1 else 'do'} not matter"]

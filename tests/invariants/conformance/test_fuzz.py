@@ -1,0 +1,184 @@
+"""Conformance: the reference holds, every fault of the catalogue breaks, and failures shrink to a file."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddtree import spec
+from ddtree.catalogue.backends import BACKENDS, FaultyBackend, FoundingBug
+from ddtree.invariants import load, violations
+from ddtree.invariants.conformance import Backend, Refused
+from ddtree.invariants.conformance.attend import AttentionCase
+from ddtree.invariants.conformance.fuzz import conform, hold, ids
+from ddtree.invariants.conformance.properties import PROPERTIES
+from ddtree.invariants.conformance.suite import Conformance
+from ddtree.peers.own import Reference
+
+BY_ID = {prop.id: prop for prop in PROPERTIES}
+
+
+class TestReference(Conformance):
+    """The reference holds to itself: every property is offered."""
+
+    backend = Reference
+    examples = 12
+
+
+class TestNothingToSkip:
+    def test_the_reference_offers_all(self) -> None:
+        """So none of the tests above is skipped."""
+        assert not [prop.id for prop in PROPERTIES if prop.offered(Backend.of(Reference()))]
+
+
+@pytest.mark.parametrize("faulty", BACKENDS, ids=lambda f: f.name)
+def test_every_faulty_backend_breaks(faulty: FaultyBackend) -> None:
+    """Its visible set comes out wrong, eager or replayed, in few requests."""
+    prop = "visible set" if faulty.name.endswith("-eager") else "visible set, replay"
+    result = hold(Backend.of(faulty.make()), BY_ID[prop], seconds=60)
+    assert result.state == "broken"
+    assert isinstance(result.case, AttentionCase)
+    assert len(result.case.call.prefix_lens) <= 2, str(result.case)
+
+
+def test_a_failure_shrinks_to_a_file_that_names_the_cause(tmp_path: Path) -> None:
+    """The founding bug in metadata code: one request of one row, and a call that the checker refuses."""
+    (result,) = conform(FoundingBug(), "engine", only="plan_verify, r", folder=tmp_path)
+    assert (result.state, result.what) == ("not offered", "plan_verify takes no q_lens")
+    result = hold(Backend.of(FoundingBug(), "engine"), BY_ID["plan_verify"], folder=tmp_path)
+    assert str(result.case) == "q_len 1, num_nodes 1, prefix_len 0, page size 1"
+    assert "mask_len is broken in request 0: expected 1, found 64" in result.what
+    assert result.file == tmp_path / "engine-plan-verify.safetensors"
+    first = violations(load(result.file))[0]
+    assert (first.invariant, first.expected, first.found) == ("mask_len", 1, 64)
+    assert "width 8" in first.hint
+
+
+def mutant(function: str, spoil: Callable[[Any], Any]) -> object:
+    """A backend of one function whose result is spoilt."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return spoil(getattr(spec, function)(*arguments, **options))
+
+    call.__name__ = function
+    return call
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "build_tree": lambda t: replace(t, num_nodes=(t.num_nodes - 1).clamp(min=1)),
+    "plan_verify": lambda x: replace(x, positions=x.positions + 1),
+    "tree_mask": lambda m: spec.FlatMask(torch.ones_like(m.allowed)),
+    "convert_mask": lambda m: spec.FlatMask(~m.allowed),
+    "accept_greedy": lambda a: replace(a, bonus=a.bonus + 1),
+    "accept_sampled": lambda a: replace(a, num_accepted=a.num_accepted + 1),
+    "commit_kv": lambda c: replace(c, prefix_lens=c.prefix_lens + 1),
+}
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_a_wrong_step_breaks(function: str, tmp_path: Path) -> None:
+    """A mutant of each function but the attention is found, and its smallest case written."""
+    result = hold(Backend.of(mutant(function, WRONG[function])), BY_ID[function], folder=tmp_path)
+    assert result.state == "broken"
+    assert "expected" in result.what
+    assert result.file is not None
+    assert load(result.file).known()
+
+
+def test_commits_may_move_slots_or_contents() -> None:
+    """A commit that moves the KV where the reference permutes slots is right; one that moves rows is not."""
+
+    def moving(kv: spec.PagedKV, layout: spec.VerifyLayout, acceptance: spec.Acceptance) -> Any:
+        return spec.commit_kv(replace(kv, page_size=2), layout, acceptance)
+
+    def dense(kv: spec.PagedKV, layout: spec.VerifyLayout, acceptance: spec.Acceptance) -> Any:
+        nodes = torch.arange(acceptance.nodes.shape[1]).expand_as(acceptance.nodes)
+        kept = torch.where(acceptance.nodes < 0, acceptance.nodes, nodes.int())
+        return spec.commit_kv(kv, layout, replace(acceptance, nodes=kept))
+
+    states = []
+    for commit in (moving, dense):
+        commit.__name__ = "commit_kv"
+        states.append(hold(Backend.of(commit), BY_ID["commit_kv"]).state)
+    assert states == ["holds", "broken"]
+
+
+@pytest.mark.parametrize(
+    ("prop", "change"),
+    [
+        ("window", {"window": None}),
+        ("softcap", {"softcap": None}),
+        ("sinks", {"sinks": None}),
+        ("values, float32", {"scale": 0.2}),
+    ],
+)
+def test_an_ignored_option_breaks(prop: str, change: dict[str, Any]) -> None:
+    """Each option has an effect that the reference's numbers show."""
+
+    def verify_attention(*arguments: Any, **options: Any) -> Any:
+        return spec.verify_attention(*arguments, **options | change)
+
+    assert hold(Backend.of(verify_attention), BY_ID[prop]).state == "broken"
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    """A backend that takes chains of one width alone is held to those."""
+
+    def verify_attention(*arguments: Any) -> Any:
+        layout = arguments[5]
+        if len(set(layout.qo_indptr.diff().tolist())) > 1:
+            raise Refused("one width only")
+        return spec.verify_attention(*arguments)
+
+    result = hold(Backend.of(verify_attention), BY_ID["visible set"], examples=40)
+    assert result.state == "holds"
+    assert result.refused["one width only"] > 0
+    assert result.examples + sum(result.refused.values()) == 40
+
+
+def test_what_refuses_everything_is_not_said_to_hold() -> None:
+    """Its state is its own."""
+
+    def verify_attention(*_: Any) -> Any:
+        raise Refused("closed today")
+
+    assert hold(Backend.of(verify_attention), BY_ID["visible set"]).state == "refused"
+
+
+def test_an_exception_is_a_failure_with_its_message() -> None:
+    """A backend may raise anything; the smallest case and the message are told."""
+
+    def verify_attention(*_: Any) -> Any:
+        raise KeyError("q")
+
+    result = hold(Backend.of(verify_attention), BY_ID["visible set"])
+    assert result.what == "it raised KeyError: 'q'"
+    assert "1 request, q_len 1" in str(result.case)
+
+
+@pytest.mark.parametrize("returned", [None, torch.zeros(1), torch.zeros(0, 2, 64)])
+def test_a_result_of_another_kind_is_a_failure(returned: object) -> None:
+    """No tensor, other axes, too few rows: told as such."""
+    result = hold(Backend.of(lambda *_: returned), BY_ID["visible set"])
+    assert result.state == "broken"
+    assert "returned a NoneType" in result.what or "has shape" in result.what
+
+
+def test_backends_are_read_from_objects_classes_modules_and_functions() -> None:
+    """What offers nothing is refused, with the names there are."""
+    assert set(Backend.of(spec).functions) == set(Backend.of(Reference).functions)
+    assert list(Backend.of(FoundingBug).functions) == ["plan_verify", "verify_attention"]
+    assert list(Backend.of(spec.build_tree).functions) == ["build_tree"]
+    assert list(Backend.of(lambda: 0).functions) == ["verify_attention"]
+    with pytest.raises(spec.InputError, match="Path offers none of the functions build_tree"):
+        Backend.of(Path)
+
+
+def test_an_unknown_property_is_refused() -> None:
+    """The message lists those there are."""
+    with pytest.raises(spec.InputError, match=r"no property is called 'speed'.*visible set"):
+        list(conform(spec, only="speed"))
+    assert len(set(ids())) == len(PROPERTIES)

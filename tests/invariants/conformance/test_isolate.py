@@ -1,0 +1,123 @@
+"""Isolation names the true factor of each fault of the catalogue, and says when it cannot tell."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ddtree import spec
+from ddtree.catalogue.backends import BACKENDS, FaultyBackend, FoundingBug
+from ddtree.invariants.conformance import Refused
+from ddtree.invariants.conformance.cells import Cell, can_be, case_of, grid, num_nodes
+from ddtree.invariants.conformance.decide import Observation, decide
+from ddtree.invariants.conformance.isolate import Isolation, Tried, isolate
+
+CALLS = 450
+
+
+@pytest.mark.parametrize("faulty", BACKENDS, ids=lambda f: f.name)
+def test_the_true_factor_is_named(faulty: FaultyBackend) -> None:
+    """The rule is the fault's own; a fault that no factor decides is said to be none."""
+    found = isolate(faulty.make(), faulty.name, seconds=300, calls=CALLS)
+    rules = [rule.text for rule in found.decision.rules]
+    assert rules == ([faulty.decides] if faulty.decides else []), found.sentence
+    assert found.sentence.startswith("fails" if faulty.decides else "cannot tell")
+
+
+def test_the_founding_bug_in_a_sentence() -> None:
+    """Where it fails, what does not matter, and why."""
+    found = isolate(FoundingBug(), seconds=300, calls=CALLS)
+    assert found.sentence.startswith(
+        "fails iff q_len != 8, eager and replay alike; branching, padding, prefix, batch position "
+        "and page size do not matter: a width of 8 is used where q_len belongs"
+    )
+    by_level = {(row["factor"], row["level"]): row for row in found.table}
+    assert by_level["q_len", 8]["failed"] == 0 < by_level["q_len", 8]["requests"]
+    assert found.example is not None
+    assert "of request 0" in found.example.what
+
+
+def test_a_width_that_no_budget_of_the_grid_has_is_found() -> None:
+    """All of the grid fails: the sweep of widths finds the one that does not."""
+    found = isolate(FoundingBug(width=12), seconds=300, calls=CALLS)
+    assert [rule.text for rule in found.decision.rules] == ["q_len != 12"], found.sentence
+
+
+def test_nothing_fails() -> None:
+    """The reference: no rule, and how much was tried."""
+    found = isolate(spec.verify_attention, calls=60)
+    assert found.sentence.startswith("nothing fails: ")
+    assert found.example is None
+
+
+def test_refusals_are_no_observations() -> None:
+    """A backend that takes nothing leaves nothing to tell; one that takes chains alone hides branching."""
+
+    def closed(*_: Any) -> Any:
+        raise Refused("closed today")
+
+    assert isolate(closed, "it", calls=60).sentence == (
+        "cannot tell: it refused every call (closed today)"
+    )
+
+
+def observations(*rows: tuple[dict[str, Any], bool]) -> list[Observation]:
+    plain = {
+        "q_len": 9, "num_nodes": 9, "prefix_len": 5, "branching": False, "padding": False,
+        "execution": "eager", "earlier": "none", "position": 0, "batch": 1, "page_size": 1,
+    }  # fmt: skip
+    return [Observation(plain | factors, failed) for factors, failed in rows]
+
+
+def test_two_factors_that_always_go_together_are_both_told() -> None:
+    """Branching and pages never apart: neither is blamed alone."""
+    seen = observations(
+        *[({"branching": True, "page_size": 4}, True), ({}, False)] * 9,
+    )
+    decision = decide(seen)
+    assert [rule.text for rule in decision.rules] == ["the tree branches", "page_size > 1"]
+    tried = tuple(
+        Tried(Cell(branching=o.factors["branching"], page_size=o.factors["page_size"]), (o.failed,))
+        for o in seen
+    )
+    assert Isolation("it", tried, decision).sentence == (
+        "cannot tell `the tree branches` from `page_size > 1`: no call has one without the other"
+    )
+
+
+def test_no_rule_is_made_up() -> None:
+    """Failures without order: the nearest rule is named as such."""
+    cells = grid()[:300]
+    tried = tuple(Tried(cell, (i * 7919 % 97 < 40,) * cell.batch) for i, cell in enumerate(cells))
+    flat = Isolation("it", tried, decide([]))
+    decision = decide(flat.observations)
+    assert decision.rules == ()
+    assert Isolation("it", tried, decision).sentence.startswith("cannot tell: no rule of up to")
+
+
+def test_accidents_are_told() -> None:
+    """A wrong computation that is right once does not hide its rule."""
+    wrong = [({"q_len": q}, True) for q in range(10, 60)]
+    decision = decide(
+        observations(
+            *wrong, ({"q_len": 30}, False), *[({"q_len": q}, False) for q in range(2, 9)] * 9
+        )
+    )
+    (rule,) = decision.rules
+    assert (rule.text, rule.accidents, rule.covered) == ("q_len > 8", 1, 51)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_are_what_they_say(seed: int) -> None:
+    """Each cell's call has its width, nodes, branching, prefix and pages, and satisfies the reference."""
+    for cell in grid(seed)[:60]:
+        assert can_be(cell)
+        case = case_of(cell, torch.float32)
+        call = case.call
+        assert call.layout.qo_indptr.diff().tolist() == [cell.q_len] * cell.batch
+        assert call.tree.num_nodes.tolist() == [num_nodes(cell)] * cell.batch
+        assert (num_nodes(cell) < cell.q_len) == cell.padding
+        real = call.tree.parents[0, 1 : num_nodes(cell)].tolist()
+        assert (len(set(real)) < len(real)) == cell.branching
+        assert call.prefix_lens.tolist() == [cell.prefix_len + 3 * b for b in range(cell.batch)]
+        assert (case.earlier is not None) == (cell.execution == "replay")
