@@ -12,7 +12,6 @@ Replays are timed in turns, so that what the GPU's clock does concerns all alike
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,13 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from ddtree import impl  # noqa: E402
-from ddtree.impl import CapturedCheck  # noqa: E402
-from ddtree.invariants import Call, debug  # noqa: E402
-from ddtree.spec import BitMask, Budget, DraftTree, VerifyLayout  # noqa: E402
+from ddtree import impl
+from ddtree.impl import CapturedCheck
+from ddtree.invariants import Call, debug
+from ddtree.spec import BitMask, Budget, DraftTree, VerifyLayout
 
 WIDTH, INSIDE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 12288, 32, 8, 128, 151936
 BATCH, BUDGET, PREFIX, HORIZON = 8, 64, 4096, 15

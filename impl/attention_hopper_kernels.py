@@ -127,18 +127,18 @@ def attend_hopper_kernel(
     gl.warp_specialize(
         [
             (
-                _consume_first,
+                _consume,
                 (
                     indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
-                    KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
+                    0, KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
                     HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
                 ),
             ),
             (
-                _consume_second,
+                _consume,
                 (
                     indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
-                    KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
+                    1, KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
                     HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
                 ),
             ),
@@ -439,36 +439,6 @@ def _copy(keys, values, offset, k_blocks, v_blocks, barriers, done, STAGES: gl.c
     mbarrier.wait(v_empty.index(stage), phase ^ 1)
     async_copy.async_copy_global_to_shared(v_blocks.index(stage), values + offset)
     async_copy.mbarrier_arrive(v_full.index(stage), increment_count=False)
-
-
-@gluon.jit
-def _consume_first(
-    indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BATCH: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, TAIL_SAVING: gl.constexpr,
-    HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_WINDOW: gl.constexpr, HAS_LSE: gl.constexpr,
-):  # fmt: skip
-    """Consume with the first 64 rows of a tile."""
-    _consume(
-        indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
-        0, KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
-        HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _consume_second(
-    indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BATCH: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, TAIL_SAVING: gl.constexpr,
-    HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_WINDOW: gl.constexpr, HAS_LSE: gl.constexpr,
-):  # fmt: skip
-    """Consume with the second 64 rows of a tile."""
-    _consume(
-        indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
-        1, KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
-        HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
-    )  # fmt: skip
 
 
 @gluon.jit

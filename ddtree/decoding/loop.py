@@ -151,6 +151,10 @@ def decode(
     require(budget >= 0, f"budget must be at least 0, got {budget}")
     for request in requests:
         require_lengths(target.max_context, request.prompt_ids, request.max_new_tokens)
+        require(
+            request.prompt_logits is None or not drafter.target_layer_ids,
+            "prompt_logits cannot be used with a drafter that reads features",
+        )
     loop = _Loop(target, drafter, requests, sampling, stops or Stops(), processors, on_news)
     options = {"topk": topk, "ragged": ragged, "buffers": buffers}
     while loop.waiting or loop.held:
@@ -213,10 +217,6 @@ class _Loop:
             if drafter.target_layer_ids:
                 held.features = self._target.take_features(place, ids.numel())
         else:
-            require(
-                not drafter.target_layer_ids,
-                "prompt_logits cannot be used with a drafter that reads features",
-            )
             self._target.rewind(place, ids.numel())
         if self._processors:
             logits = process(self._processors, ids[None].to(logits.device), logits[None])[0]

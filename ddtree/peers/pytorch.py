@@ -62,65 +62,63 @@ def _segments(indptr: Tensor) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-class Sdpa:
+class PaddedAttention:
+    """A backend that attends on padded, contiguous tensors; what it attends with is ``attend``."""
+
+    mask_forms = ("dense", "flat")
+    device = DEVICE
+
+    def verify_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        layout: spec.VerifyLayout,
+        mask: spec.TreeMask,
+        *,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attend: ``[T, q_heads, head_dim]``, as ``spec.verify_attention`` does."""
+        given = padded(query, key, value, key_pool, value_pool, layout)
+        bias = spec.convert_mask(mask, layout, "dense").bias.to(query.dtype)
+        return given.rows(self.attend(given, bias, scale), query)
+
+    def attend(self, given: Padded, bias: Tensor, scale: float | None) -> Tensor:
+        """``[batch, q_heads, length, head_dim]`` under an additive mask ``[batch, 1, length, entries]``."""
+        raise NotImplementedError
+
+
+class Sdpa(PaddedAttention):
     """SDPA with a dense additive mask and repeated KV heads, as in the official DDTree code."""
 
-    mask_forms = ("dense", "flat")
-    device = DEVICE
-
-    def verify_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        layout: spec.VerifyLayout,
-        mask: spec.TreeMask,
-        *,
-        scale: float | None = None,
-    ) -> Tensor:
+    def attend(self, given: Padded, bias: Tensor, scale: float | None) -> Tensor:
         """Attend."""
-        given = padded(query, key, value, key_pool, value_pool, layout)
-        group = query.shape[1] // key.shape[1]
-        bias = spec.convert_mask(mask, layout, "dense").bias.to(query.dtype)
+        group = given.query.shape[1] // given.key.shape[1]
         keys, values = (kv.repeat_interleave(group, 1) for kv in (given.key, given.value))
-        return given.rows(sdpa(given.query, keys, values, attn_mask=bias, scale=scale), query)
+        return sdpa(given.query, keys, values, attn_mask=bias, scale=scale)
 
 
-class Flex:
+class Flex(PaddedAttention):
     """``flex_attention`` with a block mask read from the dense one; compiled on a GPU, eager on a CPU."""
 
-    mask_forms = ("dense", "flat")
-    device = DEVICE
-
-    def verify_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        layout: spec.VerifyLayout,
-        mask: spec.TreeMask,
-        *,
-        scale: float | None = None,
-    ) -> Tensor:
+    def attend(self, given: Padded, bias: Tensor, scale: float | None) -> Tensor:
         """Attend."""
-        given = padded(query, key, value, key_pool, value_pool, layout)
-        seen = spec.convert_mask(mask, layout, "dense").bias[:, 0] == 0
+        seen = bias[:, 0] == 0
 
         def sees(b: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
             visible: Tensor = seen[b, row, column]
             return visible
 
         batch, rows, columns = seen.shape
+        query = given.query
         block_mask = create_block_mask(sees, batch, None, rows, columns, query.device)
-        attend: Any = compiled_flex() if query.is_cuda else flex_attention
-        output = attend(
-            given.query, given.key, given.value, block_mask=block_mask, enable_gqa=True, scale=scale
+        flex: Any = compiled_flex() if query.is_cuda else flex_attention
+        output: Tensor = flex(
+            query, given.key, given.value, block_mask=block_mask, enable_gqa=True, scale=scale
         )
-        return given.rows(output, query)
+        return output
 
 
 @cache

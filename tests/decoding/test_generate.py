@@ -134,6 +134,19 @@ def test_shared_prefill_changes_nothing(target: HFTarget) -> None:
         assert again.token_ids == plain.token_ids == fresh.token_ids
 
 
+def test_a_shared_prefill_without_features_is_refused_before_anything_begins(
+    target: HFTarget,
+) -> None:
+    """A drafter that reads hidden states needs them from the prompt on; the target stays as it was."""
+    target.reset()
+    logits = target.prefill(prompt(9))
+    drafter = _drafter()
+    drafter.target_layer_ids = (0,)
+    with pytest.raises(InputError, match="prompt_logits cannot be used with a drafter"):
+        generate(target, drafter, prompt(5), budget=7, max_new_tokens=3, prompt_logits=logits)
+    assert target.prefix_len == 9
+
+
 def test_comparison_tells_ties_from_faults() -> None:
     """A difference is a tie only if both runs were torn between the same two tokens."""
     base = Choices((5, 6, 7), (1.0, 0.0004, 1.0), (1, 8, 2))
