@@ -169,6 +169,21 @@ def _leave(chosen: Settings) -> None:
             _before = None
 
 
+def _after_fork() -> None:
+    """Let debug mode go on in a forked worker, whose parent's threads it does not have.
+
+    A lock may have been held by one of them. And a computation that PyTorch shares among threads waits
+    for them for ever, once the parent has made one; data loaders' workers compute with one thread too.
+    """
+    global _lock
+    _lock = threading.Lock()
+    if is_on():
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 # captured checks
 
 

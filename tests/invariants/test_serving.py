@@ -299,9 +299,12 @@ def test_threads_share_the_mode_and_not_their_checks() -> None:
 
 FORKED = """
 import os, sys, torch
+torch.set_num_threads(4)
+torch.ones(600, 600) @ torch.ones(600, 600)  # the parent's threads have worked
 from ddtree.invariants import debug
 from ddtree.invariants.actions import counts
 from ddtree.spec import FlatMask, convert_mask
+debug_module = sys.modules["ddtree.invariants.debug"]
 from tests.invariants.test_serving import hidden
 from tests.invariants.calls import verify
 _, layout, mask = verify([5, 3], 7)
@@ -309,11 +312,15 @@ folder = sys.argv[1]
 with debug(action="dump", dump_dir=folder):
     convert_mask(hidden(mask), layout, "packed")
     counts._lock.acquire()  # as if another thread held it
+    debug_module._lock.acquire()
     child = os.fork()
     if child == 0:
+        with debug():
+            pass
         convert_mask(hidden(mask), layout, "packed")
         os._exit(0 if counts.read("violations") == {("prefix_visible", "convert_mask"): 1} else 9)
     counts._lock.release()
+    debug_module._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert len(os.listdir(folder)) == 2, os.listdir(folder)
 """
