@@ -1,9 +1,12 @@
 """Equality: draft-tree text against plain decoding, prompt by prompt, budget by budget.
 
-Every prompt of tests/data/prompts.json is decoded one token a pass, then by trees of every budget and
-topk, and compared token for token; where the two differ, the margins say whether the logits tied.
+Every prompt of tests/data (50, none of which enters the training of a drafter) is decoded one token a pass,
+then by trees of every budget and topk, alone and in batches whose places are taken again, and compared
+token for token; where the two differ, the margins say whether the logits tied. Exit code 1 if anything
+differs by more than a tie below float error.
 
     python bench/equality.py                                    the embedded model on the CPU
+    python bench/equality.py --draft FOLDER                     with a DFlash checkpoint
     python bench/equality.py --device cuda --model-folder DIR   a Transformers folder on a GPU
     python bench/equality.py --shard 0/4 --out part-0.json      every fourth prompt, for a process of its own
     python bench/equality.py --join part-*.json --out all.json  the shards' results as one
@@ -25,21 +28,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from ddtree.decoding import (
     TIE_TOLERANCE,
+    BatchTarget,
     Choices,
+    Drafter,
     Generation,
     HFTarget,
     NGramDrafter,
+    Request,
+    SeparateTargets,
+    Stops,
     autoregressive,
     compare,
-    generate,
+    decode,
     load_target,
     stop_ids_of,
 )
+from ddtree.decoding.completion import batch_target, drafter_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS = ROOT / "tests/data/prompts.json"
-BUDGETS = (0, 1, 7, 16, 17, 63, 256)
-TOPKS = (1, 4, None)
+PROMPTS = ("tests/data/prompts.json", "tests/data/more_prompts.json")
+BUDGETS = (0, 7, 16, 32, 128)
+BATCHES = (1, 8)
+ALL = "all"
+Cell = tuple[int, str, int]
+"""Budget, topk, batch size."""
 
 
 def main() -> None:
@@ -51,72 +63,100 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     model, tokenizer = load_target(args.model_folder, device=args.device)
-    target = HFTarget(model, attention=args.attention)
+    run = Run(model, args)
     shard, shards = (int(part) for part in args.shard.split("/"))
-    prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))[: args.prompts][shard::shards]
+    prompts = [
+        prompt for path in PROMPTS for prompt in json.loads((ROOT / path).read_text("utf-8"))
+    ]
+    prompts = prompts[: args.prompts][shard::shards]
     out = args.out or ROOT / f"bench/results/equality-{args.device}.json"
-    result = resume(out, settings_of(args), target)
-    cells = [(budget, topk) for budget in BUDGETS for topk in TOPKS]
+    result = resume(out, settings_of(args), run.plain)
+    cells = [
+        (n, topk, batch) for batch in args.batches for n in args.budgets for topk in args.topks
+    ]
     start = time.monotonic()
     columns = (*Progress.get_default_columns()[:1], BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn()) as progress:
         task = progress.add_task("cells", total=len(prompts) * len(cells))
-        for prompt in prompts:
-            entry = result["prompts"].setdefault(prompt["id"], {"cells": {}})
-            todo = [c for c in cells if key_of(*c) not in entry["cells"]]
-            progress.advance(task, len(cells) - len(todo))
-            if todo:
-                run_prompt(
-                    target,
-                    encode(tokenizer, prompt),
-                    entry,
-                    todo,
-                    args,
-                    save_to(out, result, progress, task),
-                )
+        save = save_to(out, result, progress, task)
+        size = 2 * max(args.batches)  # so that every place of a batch is taken twice
+        for group in (prompts[i : i + size] for i in range(0, len(prompts), size)):
+            entries = [result["prompts"].setdefault(p["id"], {"cells": {}}) for p in group]
+            done = sum(key_of(*cell) in entry["cells"] for entry in entries for cell in cells)
+            progress.advance(task, done)
+            run.group([encode(tokenizer, prompt) for prompt in group], entries, cells, save)
             if args.seconds and time.monotonic() - start > args.seconds:
                 break
     print(json.dumps(result["summary"], indent=1))
+    if result["summary"]["different"]:
+        raise SystemExit(1)
 
 
-def run_prompt(
-    target: HFTarget,
-    prompt_ids: torch.Tensor,
-    entry: dict[str, Any],
-    todo: list[Any],
-    args: Any,
-    save: Any,
-) -> None:
-    """One prompt: a prefill, the plain text once, then the cells that are left."""
-    target.reset()
-    logits = target.prefill(prompt_ids)
-    common = {
-        "max_new_tokens": args.tokens,
-        "stop_ids": stop_ids_of(target.model),
-        "prompt_logits": logits,
-    }
-    if "plain" not in entry:
-        begin = time.perf_counter()
-        plain = autoregressive(target, prompt_ids, **common)
-        entry["plain"] = {
-            "token_ids": plain.token_ids,
-            "margins": plain.margins,
-            "runner_up_ids": plain.runner_up_ids,
-            "seconds": round(time.perf_counter() - begin, 3),
-        }
-    plain = Choices(*(tuple(entry["plain"][k]) for k in ("token_ids", "margins", "runner_up_ids")))
-    drafter = NGramDrafter(target.vocab_size, args.block_size)
-    for budget, topk in todo:
-        begin = time.perf_counter()
-        found = generate(target, drafter, prompt_ids, budget=budget, topk=topk, **common)
-        seconds = time.perf_counter() - begin
-        entry["cells"][key_of(budget, topk)] = cell_of(found, plain, target, seconds)
-        save()
+class Run:
+    """The target decoded plainly, and by trees in batches of each size."""
+
+    def __init__(self, model: Any, args: argparse.Namespace) -> None:
+        self.tokens: int = args.tokens
+        self.stops = Stops(stop_ids_of(model))
+        self.plain = HFTarget(model)
+        self.targets: dict[int, BatchTarget] = {}
+        for batch in args.batches:
+            if args.attention == "reference":
+                each = [HFTarget(model, attention="reference") for _ in range(batch)]
+                self.targets[batch] = SeparateTargets(each)
+            else:
+                size = 512 + args.tokens + max(args.budgets)
+                self.targets[batch], _ = batch_target(model, batch, args.attention, size)
+        self.drafter: Drafter = (
+            NGramDrafter(self.plain.vocab_size, args.block_size)
+            if args.draft == "ngram"
+            else drafter_of(args.draft, self.plain)
+        )
+
+    def group(
+        self, prompts: list[torch.Tensor], entries: list[Any], cells: list[Cell], save: Any
+    ) -> None:
+        """The plain text of each prompt once, then the cells that are left, batch by batch."""
+        for prompt_ids, entry in zip(prompts, entries, strict=True):
+            if "plain" not in entry:
+                begin = time.perf_counter()
+                plain = autoregressive(
+                    self.plain, prompt_ids, max_new_tokens=self.tokens, stop_ids=self.stops
+                )
+                entry["plain"] = {
+                    "token_ids": plain.token_ids,
+                    "margins": plain.margins,
+                    "runner_up_ids": plain.runner_up_ids,
+                    "seconds": round(time.perf_counter() - begin, 3),
+                }
+        for budget, topk, batch in cells:
+            key = key_of(budget, topk, batch)
+            left = [i for i, entry in enumerate(entries) if key not in entry["cells"]]
+            for some in [left] if batch > 1 else [[i] for i in left]:
+                if not some:
+                    continue
+                begin = time.perf_counter()
+                found = decode(
+                    self.targets[batch],
+                    self.drafter,
+                    [Request(prompts[i], self.tokens) for i in some],
+                    budget=budget,
+                    topk=None if topk == ALL else int(topk),
+                    stops=self.stops,
+                )
+                seconds = (time.perf_counter() - begin) / len(some)
+                for i, one in zip(some, found, strict=True):
+                    cell = cell_of(one, entries[i]["plain"], self.plain.dtype, seconds)
+                    entries[i]["cells"][key] = cell
+                save(len(some))
 
 
-def cell_of(found: Generation, plain: Choices, target: HFTarget, seconds: float) -> dict[str, Any]:
-    """What one cell showed."""
-    verdict = compare(found, plain, target.dtype)
+def cell_of(
+    found: Generation, recorded: dict[str, Any], dtype: torch.dtype, seconds: float
+) -> dict[str, Any]:
+    """What one cell showed; ``seconds`` are a prompt's share of its batch."""
+    plain = Choices(*(tuple(recorded[k]) for k in ("token_ids", "margins", "runner_up_ids")))
+    verdict = compare(found, plain, dtype)
     same = len(found.token_ids) if verdict.index is None else verdict.index
     apart = [abs(a - b) for a, b in zip(found.margins[:same], plain.margins[:same], strict=True)]
     cell: dict[str, Any] = {
@@ -173,20 +213,22 @@ def encode(tokenizer: Any, prompt: dict[str, Any]) -> torch.Tensor:
     return torch.tensor(tokenizer(text).input_ids)
 
 
-def key_of(budget: int, topk: int | None) -> str:
+def key_of(budget: int, topk: str, batch: int) -> str:
     """Name of a cell."""
-    return f"budget {budget}, topk {topk or 'all'}"
+    return f"budget {budget}, topk {topk}" + (f", batch {batch}" if batch > 1 else "")
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """What makes two runs comparable."""
+    ngram = f"n-gram, block size {args.block_size}"
     return {
         "dtype": "float32, TF32 off",
         "max_new_tokens": args.tokens,
-        "drafter": f"n-gram, block size {args.block_size}",
+        "drafter": ngram if args.draft == "ngram" else f"DFlash, {Path(args.draft).name}",
         "attention": args.attention,
-        "budgets": BUDGETS,
-        "topks": [k or "all" for k in TOPKS],
+        "budgets": args.budgets,
+        "topks": args.topks,
+        "batches": args.batches,
     }
 
 
@@ -250,13 +292,13 @@ def join(parts: list[Path], out: Path | None) -> None:
 def save_to(out: Path, result: dict[str, Any], progress: Progress, task: Any) -> Any:
     """A function that writes the result whole and moves the bar."""
 
-    def save() -> None:
+    def save(cells: int) -> None:
         result["summary"] = summary_of(result)
         out.parent.mkdir(parents=True, exist_ok=True)
         work = out.with_suffix(".tmp")
         work.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
         work.replace(out)
-        progress.advance(task)
+        progress.advance(task, cells)
 
     return save
 
@@ -270,15 +312,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model-folder", default="embedded", help="a Transformers folder or .gguf file"
     )
-    parser.add_argument("--attention", default="dense", choices=("dense", "reference"))
+    parser.add_argument("--draft", default="ngram", help="ngram, or a DFlash checkpoint")
+    parser.add_argument(
+        "--attention", default="auto", choices=("auto", "dense", "reference", "paged"),
+        help="auto: the kernels on a paged pool on a GPU, Transformers' own on a CPU",
+    )  # fmt: skip
+    parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
+    parser.add_argument("--topks", nargs="+", default=[ALL], help="numbers, or all")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each prompt")
-    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--block-size", type=int, default=16, help="of the n-gram drafter")
     parser.add_argument("--prompts", type=int, default=None, help="the first so many prompts only")
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="every Nth prompt from K on")
     parser.add_argument(
         "--join", type=Path, nargs="+", metavar="PART", help="results to put together"
     )
-    parser.add_argument("--seconds", type=float, default=None, help="begin no prompt after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=None, help="begin no group of prompts after so long"
+    )
     parser.add_argument("--out", type=Path, default=None, help="result file")
     return parser.parse_args()
 
