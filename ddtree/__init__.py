@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddtree.decoding.completion import generate
+    from ddtree.decoding.tuning import tune
     from ddtree.invariants import (
         InvariantViolation,
         check,
@@ -55,10 +56,11 @@ __all__ = [
     "generate",
     "load",
     "report",
+    "tune",
     "violations",
 ]
 
-_DECODING = {"generate"}
+_DECODING = {"generate": "ddtree.decoding.completion", "tune": "ddtree.decoding.tuning"}
 _CHECKER = {"InvariantViolation", "check", "debug", "dump", "load", "report", "violations"}
 
 
@@ -66,9 +68,7 @@ def __getattr__(name: str) -> object:
     """Import a public name from its home."""
     if name not in __all__:
         raise AttributeError(f"module 'ddtree' has no attribute {name!r}")
-    home = "ddtree.invariants" if name in _CHECKER else "ddtree.spec"
-    if name in _DECODING:
-        home = "ddtree.decoding.completion"
+    home = "ddtree.invariants" if name in _CHECKER else _DECODING.get(name, "ddtree.spec")
     value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -23,6 +23,7 @@ from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
 from ddtree.cli.prove import prove
 from ddtree.cli.replay import replay
 from ddtree.cli.show import show
+from ddtree.cli.tune import tune
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What wrong arguments raise; typer has it from click or, since it carries a copy of click, from there."""
@@ -96,7 +97,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, demo, check, dump, replay, show, catalogue, conform, isolate, prove):
+for verb in (generate, tune, demo, check, dump, replay, show, catalogue, conform, isolate, prove):
     app.command()(verb)
 
 

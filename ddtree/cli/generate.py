@@ -16,7 +16,7 @@ from rich.text import Text
 from ddtree.cli.options import (
     Attention,
     BlockSize,
-    Budget,
+    BudgetOrAuto,
     Chat,
     Device,
     Draft,
@@ -26,6 +26,8 @@ from ddtree.cli.options import (
     Seed,
     Target,
     TopK,
+    budget_of,
+    given_options,
     refuse_given,
     topk_of,
     within,
@@ -54,6 +56,8 @@ BAR = 40
 SHORT = 32
 """Characters of a prompt in the table."""
 INTERRUPTION = "interrupted"
+PAIR = ("target", "draft", "block_size", "device", "dtype", "attention")
+"""Parameters that say what decodes, those of ``ddtree tune`` too."""
 
 
 def generate(
@@ -72,7 +76,7 @@ def generate(
     ] = None,
     target: Target = "embedded",
     draft: Draft = "ngram",
-    budget: Budget = 16,
+    budget: BudgetOrAuto = "16",
     topk: TopK = "all",
     block_size: BlockSize = None,
     max_new_tokens: MaxNewTokens = 64,
@@ -138,13 +142,16 @@ def generate(
       ddtree generate "Name a river." "Name a sea." --max-new-tokens 16
       ddtree generate --prompts prompts.txt --batch-size 16 --json
       ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4 --stop 9
+      ddtree generate "Hello" --budget auto      (after: ddtree tune)
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
       ddtree generate "Hello" --target ./my-model --draft ./my-dflash
       ddtree generate "Hello" --target Qwen/Qwen3-4B \\
         --draft z-lab/Qwen3-4B-DFlash-b16 --device cuda --dtype bfloat16
       ddtree generate "Hello" --debug
     """
-    kept = topk_of(topk)
+    most, kept = budget_of(budget), topk_of(topk)
+    if most is None:
+        refuse_given(ctx, ("topk",), "with --budget auto, which chooses it")
     if top_p is not None and not 0 < top_p <= 1:
         raise typer.BadParameter(f"{top_p} is not in (0, 1]", param_hint="--top-p")
     if temperature == 0:
@@ -153,12 +160,17 @@ def generate(
     if not texts:
         fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
     from ddtree import invariants
-    from ddtree.cli.models import load_pair
+    from ddtree.cli.models import load_pair, tuned
     from ddtree.decoding.completion import processors_of
     from ddtree.decoding.stops import Stops
     from ddtree.spec.sampling import Sampling
 
     pair = load_pair(target, draft, block_size, attention, device, dtype)
+    if most is None:
+        batch = min(batch_size, len(texts))
+        command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
+        pair, best = tuned(pair, draft, block_size, batch, command)
+        most, kept = best.budget, best.topk
     stops = Stops(pair.stop_ids, tuple(stop or ()), pair.text)
     is_shown = len(texts) == 1 and not as_json
     run = Run(
@@ -172,7 +184,7 @@ def generate(
     why = _why_not_compared(compare, temperature)
     try:
         with invariants.debug() if debug else nullcontext():
-            _decode(run, budget, kept, batch_size, sampling)
+            _decode(run, most, kept, batch_size, sampling)
         if not why:
             _compare(run)
     except KeyboardInterrupt:

@@ -1,12 +1,12 @@
 """Load what a generation needs, and turn prompts into tokens and tokens into text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ddtree.cli.output import fail, need, progress
+from ddtree.cli.output import fail, need, progress, stderr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddtree.decoding.decoding import Comparison
     from ddtree.decoding.drafter import Drafter
     from ddtree.decoding.target import HFTarget
+    from ddtree.decoding.tuning_results import Rate
 
 NGRAM_BLOCK_SIZE = 8
 
@@ -126,6 +127,30 @@ def load_pair(
         plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
         drafter = _load_drafter(draft_name, plain, block_size)
     return Pair(plain, drafter, tokenizer, stop_ids_of(model), attention)
+
+
+def tuned(
+    pair: Pair, draft_name: str, block_size: int | None, batch_size: int, command: str
+) -> "tuple[Pair, Rate]":
+    """The stored choice of budget and topk, told; plain decoding has a drafter that drafts nothing.
+
+    Leaves with ``command`` as the next step where nothing has been measured.
+    """
+    from ddtree.decoding.ngram import NGramDrafter
+    from ddtree.decoding.tuning_results import absent, find, key_of
+
+    key = key_of(
+        pair.plain.model, draft_name, pair.attention, batch_size, block_size or NGRAM_BLOCK_SIZE
+    )
+    tuning = find(key)
+    if tuning is None:
+        fail(absent(key), f"measure once, which takes about a minute: {command}")
+    other = tuning.key.batch_size
+    note = f" (measured at batch size {other})" if other != batch_size else ""
+    stderr().print(Text(f"budget auto: {tuning}{note}"), soft_wrap=True)
+    if tuning.best.budget == 0:
+        pair = replace(pair, drafter=NGramDrafter(pair.plain.vocab_size, 1))
+    return pair, tuning.best
 
 
 def _require_drafter(name: str) -> None:

@@ -1,5 +1,6 @@
 """Options that several verbs share, and what their words mean."""
 
+import shlex
 from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
@@ -52,6 +53,27 @@ Draft = Annotated[
 ]
 Budget = Annotated[
     int, typer.Option(callback=within(0, 4096), help="Most drafted nodes of a tree.")
+]
+
+
+def _check_budget(text: str) -> str:
+    """Refuse what is neither ``auto`` nor a budget."""
+    if text != AUTO:
+        try:
+            within(0, 4096)(int(text))
+        except ValueError:
+            raise typer.BadParameter(f"{text} is neither a whole number nor '{AUTO}'") from None
+    return text
+
+
+AUTO = "auto"
+BudgetOrAuto = Annotated[
+    str,
+    typer.Option(
+        callback=_check_budget,
+        help="Most drafted nodes of a tree; [bold]auto[/bold]: budget and topk that [bold]ddtree "
+        "tune[/bold] found best on this machine.",
+    ),
 ]
 TopK = Annotated[
     str,
@@ -138,6 +160,16 @@ def refuse_given(ctx: typer.Context, names: Iterable[str], why: str) -> None:
         fail(f"{', '.join(given)} cannot be given {why}", f"leave out {', '.join(given)}")
 
 
+def given_options(ctx: typer.Context, names: Iterable[str]) -> str:
+    """The options of these parameters that were given, as a command has them; each ends in a space."""
+    named = {str(parameter.name): parameter.opts[0] for parameter in ctx.command.params}
+    return "".join(
+        f"{named[name]} {shlex.quote(str(ctx.params[name]))} "
+        for name in names
+        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    )
+
+
 OF_PROMPT = ("which_round", "target", "draft", "chat")
 """Parameters of a generation: without a prompt there is none."""
 OF_MADE_UP = ("prefix", "seed")
@@ -153,6 +185,11 @@ def refuse_ignored(ctx: typer.Context, prompt: str | None) -> None:
     else:
         why = "with --prompt: the call then comes from a greedy generation, none is made up"
         refuse_given(ctx, OF_MADE_UP, why)
+
+
+def budget_of(text: str) -> int | None:
+    """Read a checked ``--budget``; None: auto."""
+    return None if text == AUTO else int(text)
 
 
 def topk_of(text: str) -> int | None:

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from math import isfinite
@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -75,6 +76,36 @@ def progress(message: str) -> Iterator[Say]:
 
     say(message)
     yield say
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr; without a terminal, a line for each thing that begins.
+
+    Yields the function that is told how much is done, of how much, and what is going on.
+    """
+    console = stderr()
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    said = ""
+
+    def show(done: int, most: int, what: str) -> None:
+        nonlocal said
+        if console.is_terminal:
+            bar.update(task, completed=done, total=most, description=what)
+        elif what != said:
+            said = what
+            console.print(Text(what), soft_wrap=True)
+
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield show
 
 
 def writable_folder(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """``ddtree.generate``: from prompts to texts, for a Transformers model and its tokenizer."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from ddtree.spec.sampling import Sampling
 
 if TYPE_CHECKING:
     from ddtree.decoding.paged import PagedTarget  # needs Triton
+    from ddtree.decoding.tuning_results import Rate
 
 NGRAM_BLOCK_SIZE = 8
 
@@ -62,7 +64,7 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     *,
     drafter: str | Path | Drafter = "ngram",
-    budget: int = 16,
+    budget: int | Literal["auto"] = 16,
     topk: int | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
@@ -90,7 +92,9 @@ def generate(
         prompts: one, or a sequence of them: texts, token ids, or chats (lists of messages).
         drafter: ``"ngram"`` (prompt lookup, no weights), the folder or the hub name of a DFlash
             checkpoint, or a ``Drafter``.
-        budget: most non-root nodes of a tree.
+        budget: most non-root nodes of a tree; ``"auto"``: budget and topk as ``ddtree.tune`` or the
+            command ``ddtree tune`` found them best on this machine (plain decoding, where that is
+            faster); the choice is logged to the logger ``ddtree``.
         topk: candidates kept at each depth; 1: a chain; None: all that the budget can use.
         max_new_tokens: exactly so many come unless something ends the text before.
         temperature: 0: greedy.
@@ -115,14 +119,22 @@ def generate(
 
     Raises:
         InputError: an empty prompt, arguments that make no sense, a prompt and new tokens that exceed
-            the model's context, or a model or drafter that cannot be served.
+            the model's context, a model or drafter that cannot be served, or budget ``"auto"`` where
+            nothing has been measured.
     """
     require_int("batch_size", batch_size, 1)
     require_int("max_new_tokens", max_new_tokens, 1)
-    require_int("budget", budget, 0)
-    ids = [encode(tokenizer, prompt) for prompt in _several(prompts)]
+    if budget != "auto":
+        require_int("budget", budget, 0)
+    ids = [encode(tokenizer, prompt) for prompt in prompts_of(prompts)]
     if not ids:
         return []
+    attention = attention_of(model, attention)
+    if budget == "auto":
+        require(topk is None, f"topk is {topk}; budget 'auto' chooses it: leave it out")
+        best = _tuned(model, drafter, attention, min(batch_size, len(ids)))
+        budget, topk = best.budget, best.topk
+        drafter = drafter if budget else "none"
     sampling = Sampling(temperature, top_k, top_p, seed)
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     stop_ids = stop_ids_of(model) if stop_token_ids is None else tuple(stop_token_ids)
@@ -221,10 +233,7 @@ def batch_target(
     Raises:
         InputError: an unknown word, or a model that cannot be served.
     """
-    words = ("auto", "dense", "paged")
-    require(attention in words, f"attention is {attention!r}; it must be one of {', '.join(words)}")
-    if attention == "auto":
-        attention = "paged" if model.device.type == "cuda" else "dense"
+    attention = attention_of(model, attention)
     size = min(max_context, context_of(model) or max_context)
     if attention == "paged":
         from ddtree.decoding.paged import PagedTarget
@@ -235,16 +244,47 @@ def batch_target(
     return SeparateTargets(dense), dense[0]
 
 
+def attention_of(model: Any, attention: str) -> Literal["dense", "paged"]:
+    """``"auto"`` as it is meant on the model's device.
+
+    Raises:
+        InputError: an unknown word.
+    """
+    if attention == "auto":
+        return "paged" if model.device.type == "cuda" else "dense"
+    if attention == "dense":
+        return "dense"
+    require(
+        attention == "paged", f"attention is {attention!r}; it must be one of auto, dense, paged"
+    )
+    return "paged"
+
+
+def _tuned(model: Any, drafter: object, attention: str, batch_size: int) -> "Rate":
+    """What was measured to be the best; logged."""
+    from ddtree.decoding.tuning_results import key_of, require_tuning
+
+    if not isinstance(drafter, str | Path):
+        raise InputError(
+            f"budget 'auto' looks up what was measured by the drafter's name; given {given(drafter)}"
+        )
+    key = key_of(model, drafter, attention, batch_size, NGRAM_BLOCK_SIZE)
+    call = f"ddtree.tune(model, tokenizer, drafter={str(drafter)!r}, batch_size={batch_size})"
+    tuning = require_tuning(key, call)
+    logging.getLogger("ddtree").info("budget auto: %s", tuning)
+    return tuning.best
+
+
 def drafter_of(drafter: str | Path | Drafter, target: "HFTarget | PagedTarget") -> Drafter:
-    """The drafter of that name for the target, or itself."""
+    """The drafter of that name for the target, or itself; ``"none"`` drafts nothing."""
     if not isinstance(drafter, str | Path):
         return drafter
-    if drafter == "ngram":
-        return NGramDrafter(target.vocab_size, NGRAM_BLOCK_SIZE)
+    if drafter in {"none", "ngram"}:
+        return NGramDrafter(target.vocab_size, NGRAM_BLOCK_SIZE if drafter == "ngram" else 1)
     return DFlashDrafter.load(drafter, target)
 
 
-def _several(prompts: Any) -> Sequence[Prompt]:
+def prompts_of(prompts: Any) -> Sequence[Prompt]:
     """A sequence of prompts, of one where one was given."""
     if isinstance(prompts, str | Tensor) or _is_chat(prompts):
         return [prompts]

@@ -12,7 +12,7 @@ import typer
 from ddtree.cli.output import need, write_whole
 from tests.cli.conftest import Run
 
-VERBS = ("generate", "demo", "check", "dump", "show", "catalogue", "prove")
+VERBS = ("generate", "tune", "demo", "check", "dump", "show", "catalogue", "prove")
 
 
 def command(*args: object, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -59,6 +59,20 @@ def test_help_loads_neither_torch_nor_matplotlib() -> None:
 
 BAD = {
     "budget below 0": (("generate", "x", "--budget", "-1"), "-1; it must be at least 0"),
+    "budget word": (
+        ("generate", "x", "--budget", "few"),
+        "few is neither a whole number nor 'auto'",
+    ),
+    "topk beside auto": (
+        ("generate", "x", "--budget", "auto", "--topk", "3"),
+        "--topk cannot be given with --budget auto, which chooses it",
+    ),
+    "tune budgets": (("tune", "--budgets", "7,x"), "'7,x' is no list of whole numbers"),
+    "tune budget 0": (("tune", "--budgets", "0,7"), "0; it must be at least 1"),
+    "tune topks": (("tune", "--topks", "1,0"), "0 is neither 'all' nor a whole number"),
+    "tune plot": (("tune", "--plot", "x.pdf"), "x.pdf ends in neither .png nor .svg"),
+    "tune plot folder": (("tune", "--plot", "no/x.png"), "there is no folder no"),
+    "tune no prompts": (("tune", "--prompts", "none.txt"), "'none.txt' does not exist"),
     "topk 0": (("generate", "x", "--topk", "0"), "0 is neither 'all' nor a whole number"),
     "topk word": (("show", "--topk", "few"), "few is neither 'all' nor a whole number"),
     "block size 0": (("generate", "x", "--block-size", "0"), "0; it must be at least 1"),
