@@ -65,10 +65,7 @@ def main() -> None:
     model, tokenizer = load_target(args.model_folder, device=args.device)
     run = Run(model, args)
     shard, shards = (int(part) for part in args.shard.split("/"))
-    prompts = [
-        prompt for path in PROMPTS for prompt in json.loads((ROOT / path).read_text("utf-8"))
-    ]
-    prompts = prompts[: args.prompts][shard::shards]
+    prompts = prompts_of_tests()[: args.prompts][shard::shards]
     out = args.out or ROOT / f"bench/results/equality-{args.device}.json"
     result = resume(out, settings_of(args), run.plain)
     cells = [
@@ -202,6 +199,11 @@ def summary_of(result: dict[str, Any]) -> dict[str, Any]:
             if "first_difference" in cell
         },
     }
+
+
+def prompts_of_tests() -> list[dict[str, Any]]:
+    """All 50 prompts."""
+    return [prompt for path in PROMPTS for prompt in json.loads((ROOT / path).read_text("utf-8"))]
 
 
 def encode(tokenizer: Any, prompt: dict[str, Any]) -> torch.Tensor:

@@ -12,9 +12,10 @@ from safetensors import safe_open
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from ddtree.decoding.acceptance import Rounds
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.spec.errors import InputError
-from train.acceptance import BUDGETS, Kind, Rounds, acceptance, total
+from train.acceptance import BUDGETS, Kind, acceptance, total
 from train.batch import Generator
 from train.data import Corpus
 from train.files import write_bytes, write_json, write_tensors

@@ -2,7 +2,7 @@
 
 import warnings
 from io import BytesIO
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -126,7 +126,7 @@ def _topks(tuning: Tuning) -> list[int | None]:
     return list(dict.fromkeys(each.topk for each in tuning.accepted))
 
 
-def _style(i: int) -> dict[str, object]:
+def _style(i: int) -> dict[str, Any]:
     return {
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[i % len(MARKERS)],

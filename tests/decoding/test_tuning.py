@@ -169,7 +169,8 @@ def test_a_stored_result_is_found_again(cache: Path) -> None:
     assert find(one.key) == replace(one, prompts=5)
     assert find(replace(one.key, batch_size=6)) == eight
     for name in ("target", "drafter", "device", "dtype", "attention"):
-        assert find(replace(one.key, **{name: "other"})) is None
+        other: Any = {name: "other"}
+        assert find(replace(one.key, **other)) is None
     assert path.is_relative_to(cache)
 
 
