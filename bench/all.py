@@ -34,6 +34,15 @@ def subjects(out: Path, official: str | None, *, cuda: bool) -> list[Subject]:
     no_official = "" if official else "DDTREE_OFFICIAL names no checkout (bench/official.py --help)"
     return [
         Subject("equality", ("--prompts", "1", "--tokens", "16", "--out", f"{out}/equality.json")),
+        Subject(
+            "second_pass",
+            ("--prompts", "1", "--tokens", "8", "--out", f"{out}/second-pass.json"),
+        ),
+        Subject(
+            "sampling",
+            ("--device", "cuda", "--chunk", "1000", "--out", f"{out}/sampling.json"),
+            no_gpu,
+        ),
         Subject("attention", ("grid", "--out", str(out), "--limit", "1200"), no_gpu),
         Subject("round", ("--part", "times", "--out", f"{out}/round.json"), no_gpu),
         Subject("debug", ("--out", f"{out}/debug.json")),
@@ -50,7 +59,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    (out / "equality.json").unlink(missing_ok=True)  # the script goes on where a result ends
+    for name in ("equality", "second-pass", "sampling"):
+        (out / f"{name}.json").unlink(missing_ok=True)  # these go on where a result ends
     every = subjects(out, os.environ.get("DDTREE_OFFICIAL"), cuda=torch.cuda.is_available())
     failed = []
     for subject in every:

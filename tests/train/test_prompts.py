@@ -1,7 +1,6 @@
 """The prompt file: built by seed, and no evaluation prompt in it."""
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -10,10 +9,10 @@ import pytest
 
 from ddtree.spec import InputError
 from train import held_out, sources
-from train.held_out import PROMPTS, HeldOut, Prompt
+from train.held_out import MORE_PROMPTS, PROMPTS, HeldOut, Prompt, own_prompts
 from train.prompts import EVALUATION, Request, build, encode, read_evaluation, read_requests
 
-OWN = [Prompt(p["text"], p["kind"], bool(p.get("chat"))) for p in json.loads(PROMPTS.read_text())]
+OWN = own_prompts(PROMPTS)
 HUMAN_EVAL = Prompt(
     "def incr_list(l: list):\n"
     '    """Return list with elements incremented by 1.\n'
@@ -47,7 +46,8 @@ def test_no_evaluation_prompt_is_in_the_prompt_file(
     tmp_path: Path, evaluation: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Among the library's prompts stand evaluation prompts: none gets into the file, all others do."""
-    own = [Prompt(f"# a file\n{p.text}\n# more", "python") for p in evaluation]
+    kept_out = [*evaluation, *own_prompts(MORE_PROMPTS)]
+    own = [Prompt(f"# a file\n{p.text}\n# more", "python") for p in kept_out]
     original = sources.python_functions
 
     def spiked(chance: Random) -> Iterator[Prompt]:
@@ -58,7 +58,7 @@ def test_no_evaluation_prompt_is_in_the_prompt_file(
     shares = {"functions": 0.7, "lines": 0.3}
     counted = build(tmp_path, None, count=150, seed=0, shares=shares)
     assert counted["left out, near an evaluation prompt"] >= len(own)
-    guard = HeldOut(read_evaluation(tmp_path))
+    guard = HeldOut([*read_evaluation(tmp_path), *own_prompts(MORE_PROMPTS)])
     requests = read_requests(tmp_path)
     assert len({r.prompt for r in requests if r.prompt.source == "python"}) == 150
     assert not any(guard.touches(request.prompt.text) for request in requests)
