@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench import sampling
 from bench.sampling import Case, chi_square, run_case, summary_of
 from ddtree.decoding import HFTarget, NGramDrafter
+from ddtree.spec.sampling import row_uniforms
 from tests.decoding.tiny import VOCAB, tiny_model
 
 
@@ -43,9 +43,8 @@ def test_a_fair_draw_passes_and_an_unfair_one_does_not(monkeypatch: pytest.Monke
     assert 100 <= fair["second"]["draws"] < 1000
     assert fair["first"]["bins"] > 5
 
-    drawn = sampling.row_uniforms
-    monkeypatch.setattr(sampling, "row_uniforms", lambda *call: 0.9 * drawn(*call))
-    monkeypatch.setattr(sampling, "WHOLE", 0)
+    monkeypatch.setattr("bench.sampling.row_uniforms", lambda *call: 0.9 * row_uniforms(*call))
+    monkeypatch.setattr("bench.sampling.WHOLE", 0)
     unfair = summary_of({"unfair": run_case(case, settings, args, lambda _: None)})
     assert unfair["smallest p"] < 1e-6
     assert not unfair["holds"]
