@@ -51,7 +51,7 @@ DPI, MOST_PIXELS = 150, 8000
 
 def render(view: TreeView, form: Literal["png", "svg"], note: str = "") -> bytes:
     """The whole picture as a file's bytes; ``note`` stands under the title (a broken invariant)."""
-    heights = _leaf_heights(view)
+    heights = view.heights()
     leaves = max(heights, default=0) + 1 + bool(view.padding)
     is_labelled = leaves <= MOST_LABELLED
     pitch = 0.30 if is_labelled else 0.07  # inches a leaf
@@ -150,21 +150,6 @@ def _title(figure: Figure, lines: list[str], height: float, *, is_wrong: bool) -
 
 Place = tuple[float, float]
 """Inches from the left and from the top: the left end and the middle height of a node."""
-
-
-def _leaf_heights(view: TreeView) -> list[float]:
-    """Line of each node, counted from the top: leaves in order, a parent beside its first child."""
-    children = view.children()
-    heights = [0.0] * len(view.parents)
-    next_line = 0
-    stack = list(reversed(view.roots()))
-    while stack:
-        row = stack.pop()
-        heights[row] = next_line
-        if not children[row]:
-            next_line += 1
-        stack.extend(reversed(children[row]))
-    return heights
 
 
 def _tree(

@@ -87,6 +87,20 @@ class TreeView:
         """Node 0, and every node whose parent is no earlier row (only in a broken tree)."""
         return tuple(row for row in range(len(self.parents)) if self.parent(row) is None)
 
+    def heights(self) -> list[float]:
+        """Line of each node, counted from the top: leaves in order, a parent beside its first child."""
+        children = self.children()
+        heights = [0.0] * len(self.parents)
+        next_line = 0
+        stack = list(reversed(self.roots()))
+        while stack:
+            row = stack.pop()
+            heights[row] = next_line
+            if not children[row]:
+                next_line += 1
+            stack.extend(reversed(children[row]))
+        return heights
+
     def cells(self) -> NDArray[np.int8] | None:
         """The mask as ``Cell`` codes [q_len, prefix_len + q_len]; real rows judged by the tree."""
         if self.allowed is None:

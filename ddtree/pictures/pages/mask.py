@@ -1,0 +1,278 @@
+"""The mask of one request as a heat map: rows are query rows, columns the prefix and then the tree's own rows.
+
+A bit that is right is a plain square; one that leaks bears a cross, one that is hidden a ring.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddtree.pictures.pages.markup import Markup, counted, join, ranges, svg, table, tag
+from ddtree.pictures.pages.seen import Seen
+from ddtree.pictures.view import Cell
+
+MOST_PREFIX = 8
+"""A longer prefix is drawn as this many columns, each for a range of entries."""
+MOST_ROWS = 80
+"""More rows are drawn as blocks of rows, and the first wrong bit's surroundings beside them."""
+MOST_TOLD = 8
+"""Wrong rows that are told in words."""
+GAP = 6
+"""Pixels between the prefix and the tree."""
+Codes = NDArray[np.int8]
+
+
+def mask_picture(view: Seen, labels: Sequence[str] = (), accepted: Sequence[int] = ()) -> Markup:
+    """The heat map with what is wrong in words; where it is too large, condensed, which it says."""
+    wrong = view.leaked | view.hidden
+    whole = range(view.rows)
+    step = ceil(view.rows / MOST_ROWS) or 1
+    parts: list[object] = [tag("p", _counts(view), class_="note")]
+    parts += [tag("p", line, class_="note") for line in _condensed(view, step)]
+    parts.append(_map(view, _blocks(whole, step), labels, accepted))
+    if step > 1 and wrong.any():
+        first = int(wrong.any(axis=1).argmax())
+        window = range(max(first - 8, 0), min(first + 40, view.rows))
+        parts += [
+            tag("h4", f"Rows and tree columns {window[0]} to {window[-1]}, bit by bit"),
+            _map(view, _blocks(window, 1), labels, accepted),
+        ]
+    parts += [_legend(view), _words(view)]
+    return join(parts)
+
+
+def _counts(view: Seen) -> str:
+    leaked, hidden = int(view.leaked.sum()), int(view.hidden.sum())
+    text = f"The mask is {view.reading}."
+    if view.outside:
+        text += f" {counted(view.outside, 'entry', 'entries')} of them lie past the end of the mask."
+    if view.num_nodes is None:
+        return f"{text} Without a tree that can be followed no bit is judged."
+    if not leaked and not hidden:
+        return f"{text} Every real row sees just what it must."
+    return (
+        f"{text} {counted(leaked, 'bit')} {'leaks' if leaked == 1 else 'leak'} and {hidden:,} "
+        f"{'is' if hidden == 1 else 'are'} hidden, of {view.num_nodes * view.found.shape[1]:,} of real rows."
+    )
+
+
+def _condensed(view: Seen, step: int) -> Iterator[str]:
+    """What the picture does not show bit by bit."""
+    if view.prefix > MOST_PREFIX:
+        yield (
+            f"Condensed: the {view.prefix:,} prefix entries are drawn as {MOST_PREFIX} columns; one that holds a "
+            "wrong bit is marked as wrong."
+        )
+    if step > 1:
+        yield (
+            f"Condensed: each square stands for {step} x {step} bits of the {view.rows} rows; a square is marked if "
+            "one of them is wrong."
+        )
+
+
+def _blocks(rows: range, step: int) -> list[tuple[int, int]]:
+    """Rows (and tree columns) drawn as one: first, end."""
+    return [(a, min(a + step, rows.stop)) for a in range(rows.start, rows.stop, step)]
+
+
+def _map(
+    view: Seen, blocks: list[tuple[int, int]], labels: Sequence[str], accepted: Sequence[int]
+) -> Markup:
+    shown = min(view.prefix, MOST_PREFIX)
+    bounds = [view.prefix * i // shown for i in range(shown + 1)] if shown else []
+    columns = [*pairwise(bounds), *((view.prefix + a, view.prefix + b) for a, b in blocks)]
+    codes = _gravest(view.codes(), blocks, columns)
+    single = all(b - a == 1 for a, b in blocks)
+    size = 16 if len(blocks) <= 40 else 11 if len(blocks) <= 64 else 9
+    named = [_name(view, a, labels) for a, _ in blocks] if single and size >= 11 else []
+    wide = max((len(name) for name in named), default=0)
+    left, top = 34 + round(6.7 * wide) + 6 * bool(wide), 34
+    xs = [left + size * i + (GAP if i >= shown else 0) for i in range(len(columns) + 1)]
+    height = top + size * len(blocks) + 4
+    # what is drawn over the cells: rows of padding, and rows that the call computes not at all
+    parts = [
+        *_frames(view, shown, xs, top, size, len(blocks)),
+        *_squares(codes, xs, top, size),
+        *_veils(view, blocks, shown, xs, top, size),
+        *_marks(codes, blocks, columns, xs, top, size),
+        *_row_names(view, blocks, named, accepted, left, top, size),
+        *_column_names(view, blocks, shown, accepted, xs, top, size),
+    ]
+    leaked, hidden = int(view.leaked.sum()), int(view.hidden.sum())
+    label = f"mask of request {view.request}: {leaked} bits leak, {hidden} are hidden"
+    width = max(xs[-1] + 4, xs[shown] + 150)
+    return svg(width, height, *parts, label=label, class_="mask")
+
+
+def _gravest(
+    codes: Codes, rows: Sequence[tuple[int, int]], columns: Sequence[tuple[int, int]]
+) -> Codes:
+    """One code for each block: a wrong one if there is any, else seen if any bit is."""
+    drawn = np.zeros((len(rows), len(columns)), dtype=np.int8)
+    for i, (top, bottom) in enumerate(rows):
+        for j, (left, right) in enumerate(columns):
+            drawn[i, j] = codes[top:bottom, left:right].max()
+    return drawn
+
+
+def _frames(
+    view: Seen, shown: int, xs: list[int], top: int, size: int, rows: int
+) -> Iterator[Markup]:
+    for first, end in ((0, shown), (shown, len(xs) - 1)):
+        if end > first:
+            width = size * (end - first)
+            tall = size * rows
+            yield tag("rect", x=xs[first], y=top, width=width, height=tall, class_="frame")
+            down = [f"M{x} {top}v{tall}" for x in range(xs[first], xs[first] + width + 1, size)]
+            across = [f"M{xs[first]} {y}h{width}" for y in range(top, top + tall + 1, size)]
+            yield tag("path", d="".join(down + across), class_="grid")
+
+
+def _squares(codes: Codes, xs: list[int], top: int, size: int) -> Iterator[Markup]:
+    """Right bits that are set: one path a kind, a rectangle a run."""
+    for code, class_ in ((Cell.PREFIX, "seen-prefix"), (Cell.TREE, "seen-tree")):
+        drawn = []
+        for i, row in enumerate(codes == code):
+            for j in np.flatnonzero(row).tolist():
+                drawn.append(f"M{xs[j] + 0.5:g} {top + size * i + 0.5:g}h{size - 1}v{size - 1}h{1 - size}z")
+        if drawn:
+            yield tag("path", d="".join(drawn), class_=class_)
+
+
+def _veils(
+    view: Seen, blocks: list[tuple[int, int]], shown: int, xs: list[int], top: int, size: int
+) -> Iterator[Markup]:
+    """Hatching over rows of padding."""
+    rows = [i for i, (a, _) in enumerate(blocks) if a in view.padding]
+    if rows:
+        width = xs[len(xs) - 2] + size - xs[0]
+        y = top + size * rows[0]
+        yield tag("rect", x=xs[0], y=y, width=width, height=size * len(rows), class_="veil")
+
+
+def _marks(
+    codes: Codes,
+    rows: Sequence[tuple[int, int]],
+    columns: Sequence[tuple[int, int]],
+    xs: list[int],
+    top: int,
+    size: int,
+) -> Iterator[Markup]:
+    """Wrong bits; each names its row and its column in the mask's rows."""
+    for code, kind in ((Cell.WRONGLY_SEEN, "leaked"), (Cell.WRONGLY_HIDDEN, "hidden")):
+        for i, j in zip(*np.nonzero(codes == code), strict=True):
+            yield tag(
+                "use",
+                href=f"#{kind}",
+                x=xs[j],
+                y=top + size * int(i),
+                width=size,
+                height=size,
+                class_=kind,
+                data_row=rows[i][0],
+                data_column=columns[j][0],
+            )
+
+
+def _name(view: Seen, row: int, labels: Sequence[str]) -> str:
+    if row in view.padding:
+        return "padding"
+    return labels[row] if row < len(labels) else ""
+
+
+def _row_names(
+    view: Seen,
+    blocks: list[tuple[int, int]],
+    named: list[str],
+    accepted: Sequence[int],
+    left: int,
+    top: int,
+    size: int,
+) -> Iterator[Markup]:
+    every = 1 if size >= 11 else 2
+    for i, (row, _) in enumerate(blocks):
+        if i % every:
+            continue
+        y = top + size * i + size / 2 + 4
+        sign = "✓" if row in accepted else "✕" if row >= view.computed else ""
+        class_ = "accepted" if sign == "✓" else "lost" if sign else "dim" if row in view.padding else None
+        yield tag("text", f"{sign}{row}", x=left - 5, y=y, class_=class_, text_anchor="end")
+        if named and named[i]:
+            yield tag("text", named[i], x=2, y=y, class_=f"token {class_ or ''}".strip())
+
+
+def _column_names(
+    view: Seen,
+    blocks: list[tuple[int, int]],
+    shown: int,
+    accepted: Sequence[int],
+    xs: list[int],
+    top: int,
+    size: int,
+) -> Iterator[Markup]:
+    if shown:
+        yield tag("text", "prefix", x=xs[0], y=12)
+    yield tag("text", "tree rows as columns", x=xs[shown], y=12)
+    every = ceil(20 / size)
+    for i, (row, _) in enumerate(blocks):
+        if i % every == 0:
+            class_ = "accepted" if row in accepted else None
+            x = xs[shown + i] + size / 2
+            yield tag("text", str(row), x=x, y=top - 5, class_=class_, text_anchor="middle")
+
+
+def _legend(view: Seen) -> Markup:
+    """The signs that the picture uses."""
+    signs = [
+        ("seen-prefix", "prefix entry, may attend"),
+        ("seen-tree", "tree row, may attend"),
+        ("none", "may not attend"),
+    ]
+    if view.leaked.any():
+        signs.append(("leaked", "leaks: seen, and must not be"))
+    if view.hidden.any():
+        signs.append(("hidden", "hidden: must be seen, and is not"))
+    items = [tag("li", _key(kind), said) for kind, said in signs]
+    if view.padding:
+        items.append(tag("li", _key("veil"), "padding, not judged"))
+    if view.computed < view.rows:
+        items.append(tag("li", tag("b", "✕", class_="bad"), "row that this call does not compute"))
+    return tag("ul", *items, class_="legend")
+
+
+def _key(kind: str) -> Markup:
+    if kind in {"leaked", "hidden"}:
+        drawn = tag("use", href=f"#{kind}", width=14, height=14)
+    else:
+        drawn = tag("rect", x=0.5, y=0.5, width=13, height=13, class_=f"{kind} frame")
+    return tag("svg", drawn, width=14, height=14, class_="mask", aria_hidden="true")
+
+
+def _words(view: Seen) -> Markup | None:
+    """The first wrong rows in words."""
+    wrong = np.flatnonzero((view.leaked | view.hidden).any(axis=1)).tolist()
+    if not wrong:
+        return None
+    rows = [
+        (f"row {row}", _columns(view, view.leaked[row]), _columns(view, view.hidden[row]))
+        for row in wrong[:MOST_TOLD]
+    ]
+    told = table(("row", "sees, and must not", "must see, and does not"), rows, "stacked")
+    left = len(wrong) - MOST_TOLD
+    rest = tag("p", f"{counted(left, 'more row')} with wrong bits.", class_="note") if left > 0 else None
+    return join([told, rest])
+
+
+def _columns(view: Seen, bits: NDArray[np.bool_]) -> str:
+    columns = np.flatnonzero(bits)
+    prefix = columns[columns < view.prefix].tolist()
+    tree = (columns[columns >= view.prefix] - view.prefix).tolist()
+    told = []
+    if prefix:
+        told.append(f"prefix {ranges(prefix)}")
+    if tree:
+        told.append(f"tree {ranges(tree)}")
+    return "; ".join(told) or "–"

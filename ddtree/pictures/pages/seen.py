@@ -1,0 +1,120 @@
+"""What a call's mask lets each row of one request see, as a kernel reads it, beside what each row must see."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ddtree.invariants import mask as of_mask
+from ddtree.invariants.call import Call
+from ddtree.invariants.sizes import Sizes, ancestors, diffs, tree_rows
+from ddtree.pictures.view import Cell
+
+Bits = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request: ``rows`` query rows of ``prefix`` and then ``rows`` tree columns.
+
+    ``rows`` and ``prefix`` are the larger of what is right and what the call claims, so that nothing is cut.
+    """
+
+    request: int
+    rows: int
+    prefix: int
+    q_len: int
+    """Right width, by the evidence of the call."""
+    prefix_len: int
+    num_nodes: int | None
+    """None where the call holds no tree that can be followed: then nothing is judged."""
+    computed: int
+    """Rows that the call computes, by its own ``qo_indptr``."""
+    found: Bits
+    must: Bits
+    """Rows from ``num_nodes`` on are not judged."""
+    outside: int
+    """Entries of these rows that lie past the end of the mask."""
+    reading: str
+    """How the mask was read."""
+
+    @property
+    def padding(self) -> range:
+        """Rows that are padding, as far as that is known."""
+        return range(self.rows if self.num_nodes is None else self.num_nodes, self.rows)
+
+    @property
+    def leaked(self) -> Bits:
+        """Bits that are set and must not be."""
+        return self._judged(self.found & ~self.must)
+
+    @property
+    def hidden(self) -> Bits:
+        """Bits that must be set and are not."""
+        return self._judged(~self.found & self.must)
+
+    def codes(self) -> NDArray[np.int8]:
+        """``Cell`` codes [rows, prefix + rows]."""
+        is_tree = np.arange(self.found.shape[1]) >= self.prefix
+        codes = np.where(self.found, np.where(is_tree, Cell.TREE, Cell.PREFIX), Cell.HIDDEN)
+        codes[self.leaked] = Cell.WRONGLY_SEEN
+        codes[self.hidden] = Cell.WRONGLY_HIDDEN
+        return codes.astype(np.int8)
+
+    def _judged(self, bits: Bits) -> Bits:
+        bits = bits.copy()
+        bits[self.num_nodes or 0 :] = False
+        return bits
+
+
+def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
+    """What request b's rows see; None where the call holds no mask, or not what it takes to read one."""
+    if sizes.q_lens is None or sizes.prefix_lens is None:
+        return None
+    q_len, prefix_len = sizes.q_lens[b], sizes.prefix_lens[b]
+    own_q, own_prefix = diffs(call.qo_indptr, sizes.batch), diffs(call.kv_indptr, sizes.batch)
+    computed = max(own_q[b], 0) if own_q else q_len
+    held = max(own_prefix[b], 0) if own_prefix else prefix_len
+    rows, prefix = max(q_len, computed), max(prefix_len, held)
+    found = np.zeros((rows, prefix + rows), dtype=np.bool_)
+    outside = 0
+    if call.custom_mask is not None:
+        start = int(call.mask_indptr[b]) if _has(call.mask_indptr, b) else sizes.mask_starts[b]
+        read, outside = _read_flat(call.custom_mask, start, computed, held)
+        found[:computed, :held] = read[:, :held]
+        found[:computed, prefix : prefix + computed] = read[:, held:]
+        reading = (
+            f"read as a kernel reads it: {computed} rows of {held} + {computed} entries, from entry {start} of "
+            f"custom_mask on"
+        )
+    else:
+        form = next(of_mask.read(call, sizes, b), None)
+        if form is None:
+            return None
+        columns = min(form.tree.shape[1], rows)
+        found[:q_len, :prefix_len] = True if form.prefix is None else form.prefix.numpy()
+        found[:q_len, prefix : prefix + columns] = form.tree[:, :columns].numpy()
+        reading = f"read from the field {form.form}, {q_len} rows"
+    nodes = tree_rows(call, b)
+    must = np.zeros_like(found)
+    if nodes is not None and call.parents is not None:
+        nodes = min(nodes, rows)
+        must[:nodes, :prefix_len] = True
+        must[:nodes, prefix : prefix + nodes] = ancestors(call.parents[b, :nodes]).numpy()
+    return Seen(
+        b, rows, prefix, q_len, prefix_len, nodes, computed, found, must, outside, reading
+    )  # fmt: skip
+
+
+def _has(indptr: Tensor | None, b: int) -> bool:
+    return indptr is not None and indptr.numel() > b
+
+
+def _read_flat(mask: Tensor, start: int, rows: int, prefix: int) -> tuple[Bits, int]:
+    """``[rows, prefix + rows]`` from ``start`` on; entries outside are False, and counted."""
+    places = start + np.arange(rows * (prefix + rows))
+    inside = (places >= 0) & (places < mask.numel())
+    bits = np.zeros(places.shape, dtype=np.bool_)
+    bits[inside] = mask.bool().numpy()[places[inside]]
+    return bits.reshape(rows, prefix + rows), int((~inside).sum())
