@@ -22,6 +22,7 @@ from ddtree.cli.isolate import isolate
 from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
 from ddtree.cli.prove import prove
 from ddtree.cli.replay import replay
+from ddtree.cli.report import report
 from ddtree.cli.show import show
 from ddtree.cli.tune import tune
 
@@ -97,7 +98,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, tune, demo, check, dump, replay, show, catalogue, conform, isolate, prove):
+for verb in (
+    generate, tune, demo, check, dump, replay, show, report, catalogue, conform, isolate, prove,
+):  # fmt: skip
     app.command()(verb)
 
 
@@ -122,6 +125,7 @@ def _root(
       ddtree demo                         the whole story on real text
       ddtree generate "Once upon a time"  text, tokens a round, equality
       ddtree check call.safetensors       is this verify call sound?
+      ddtree report call.safetensors      the same as a page to look at
       ddtree catalogue                    faults of real engines, each caught
       ddtree conform founding-bug         hold a backend to the reference
       ddtree isolate founding-bug         which factor decides its failure

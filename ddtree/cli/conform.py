@@ -9,7 +9,16 @@ from rich.text import Text
 
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
 from ddtree.cli.options import Json, Seed, within
-from ddtree.cli.output import BROKEN, counted, print_json, progress, stdout, writable_folder
+from ddtree.cli.output import (
+    BROKEN,
+    counted,
+    print_json,
+    progress,
+    stdout,
+    writable_folder,
+    write_whole,
+)
+from ddtree.cli.report import Html, conformance, require_page
 
 if TYPE_CHECKING:
     from ddtree.invariants.conformance.fuzz import Result
@@ -35,6 +44,7 @@ def conform(
     out: Annotated[
         Path, typer.Option(help="Folder for the smallest failing cases; made when there is one.")
     ] = Path("ddtree-conform"),
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """Hold a backend of yours to the reference: fuzzed, each failure shrunk.
@@ -62,10 +72,13 @@ def conform(
       ddtree conform founding-bug         what a failure looks like
       ddtree conform my_engine.tree:Mine
       ddtree conform mine.py:Mine --only "visible set" --seconds 300
+      ddtree conform mine.py:Mine --html run.html
     """
     if backend is None:
         list_backends("conform")
         return
+    if html is not None:
+        require_page(html)
     found, runs_on = find(backend, "conform")
     from ddtree.invariants.conformance.fuzz import conform as run
 
@@ -85,12 +98,15 @@ def conform(
             results.append(result)
     if not any(out.iterdir()):
         out.rmdir()
+    data = {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
+    if html is not None:
+        write_whole(html, conformance(data, Path.cwd())[1])
     if as_json:
-        print_json(
-            {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
-        )
+        print_json(data)
     else:
         _print(backend, runs_on, results)
+        if html is not None:
+            stdout().print(f"wrote {html}", markup=False, soft_wrap=True)
     if any(r.state == "broken" for r in results):
         raise typer.Exit(BROKEN)
 

@@ -10,6 +10,8 @@ from rich.text import Text
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
 from ddtree.cli.options import Json, Seed, within
 from ddtree.cli.output import BROKEN, counted, print_json, progress, stdout, write_whole
+from ddtree.cli.report import Html, require_page
+from ddtree.cli.report import isolation as page_of
 
 if TYPE_CHECKING:
     from ddtree.invariants.conformance.isolate import Isolation
@@ -23,6 +25,7 @@ def isolate(
     out: Annotated[
         Path | None, typer.Option(help="File for every call and its outcome, as JSON.")
     ] = None,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """Find which factor decides where a backend's attention fails, in a sentence.
@@ -40,10 +43,13 @@ def isolate(
       ddtree isolate                      the built-in backends
       ddtree isolate founding-bug
       ddtree isolate mine.py:Mine --seconds 300 --out cells.json
+      ddtree isolate mine.py:Mine --html isolation.html
     """
     if backend is None:
         list_backends("isolate")
         return
+    if html is not None:
+        require_page(html)
     found, runs_on = find(backend, "isolate")
     from ddtree.invariants.conformance.isolate import isolate as run
 
@@ -54,10 +60,14 @@ def isolate(
         import json
 
         write_whole(out, json.dumps(data, indent=1).encode())
+    if html is not None:
+        write_whole(html, page_of(data, Path.cwd())[1])
     if as_json:
         print_json(data)
     else:
         _print(isolation, runs_on)
+        if html is not None:
+            stdout().print(f"wrote {html}", markup=False, soft_wrap=True)
     if any(o.failed for o in isolation.observations):
         raise typer.Exit(BROKEN)
 

@@ -104,6 +104,7 @@ class Isolation:
             "backend": self.name,
             "sentence": self.sentence,
             "rules": [rule.text for rule in self.decision.rules],
+            "factors": [c.factor for rule in self.decision.rules[:1] for c in rule.conditions],
             "table": self.table,
             "refused": dict(self.refused),
             "cells": [{**asdict(t.cell), "failed": t.failed, "what": t.what} for t in self.tried],

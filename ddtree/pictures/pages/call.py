@@ -40,7 +40,14 @@ def call_page(call: Call, source: Source) -> tuple[str, bytes]:
     """The title and the page of one captured call."""
     report = checked(call)
     title = title_of(report)
-    return title, page(title, f"captured call · {source.file.name}", call_body(call, source, report))
+    return title, page(
+        title,
+        f"captured call · {source.file.name}",
+        call_pictures(call, report),
+        _invariants(report),
+        _again(source),
+        _fields(call, source),
+    )
 
 
 def title_of(report: Report) -> str:
@@ -52,9 +59,8 @@ def title_of(report: Report) -> str:
     return f"{first.invariant} is broken{place}"
 
 
-def call_body(call: Call, source: Source, report: Report | None = None) -> Markup:
-    """The sections of a call: for a page of its own, or within another."""
-    report = checked(call) if report is None else report
+def call_pictures(call: Call, report: Report) -> Markup:
+    """What is broken, and where to see it: also for a call within another page."""
     call = call.on_cpu()
     sizes = sizes_of(call)
     return join(
@@ -63,9 +69,6 @@ def call_body(call: Call, source: Source, report: Report | None = None) -> Marku
             tag("section", facts(_facts(call, sizes))),
             _rulers(call, sizes),
             *_requests(call, sizes, report),
-            _invariants(report),
-            _again(source),
-            _fields(call, source),
         ]
     )
 
@@ -102,13 +105,7 @@ def verdict(report: Report) -> Markup:
             {
                 "where": "the call as a whole" if first.request is None else f"request {first.request}",
                 "formula": tag("code", first.formula),
-                "with numbers": tag("code", first.detail),
-                "also broken": ", ".join(first.also) or "nothing else",
-            }
-            if first.detail
-            else {
-                "where": "the call as a whole" if first.request is None else f"request {first.request}",
-                "formula": tag("code", first.formula),
+                **({"with numbers": tag("code", first.detail)} if first.detail else {}),
                 "also broken": ", ".join(first.also) or "nothing else",
             }
         ),

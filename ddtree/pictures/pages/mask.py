@@ -20,9 +20,13 @@ MOST_ROWS = 80
 """More rows are drawn as blocks of rows, and the first wrong bit's surroundings beside them."""
 MOST_TOLD = 8
 """Wrong rows that are told in words."""
+WINDOW = 40
+"""Rows and columns of the part of a condensed picture that is shown bit by bit."""
 GAP = 6
 """Pixels between the prefix and the tree."""
 Codes = NDArray[np.int8]
+Blocks = list[tuple[int, int]]
+"""Rows or columns that are drawn as one: first, end."""
 
 
 def mask_picture(view: Seen, labels: Sequence[str] = (), accepted: Sequence[int] = ()) -> Markup:
@@ -32,13 +36,14 @@ def mask_picture(view: Seen, labels: Sequence[str] = (), accepted: Sequence[int]
     step = ceil(view.rows / MOST_ROWS) or 1
     parts: list[object] = [tag("p", _counts(view), class_="note")]
     parts += [tag("p", line, class_="note") for line in _condensed(view, step)]
-    parts.append(_map(view, _blocks(whole, step), labels, accepted))
+    blocks = _blocks(whole, step)
+    parts.append(_map(view, blocks, blocks, labels, accepted))
     if step > 1 and wrong.any():
-        first = int(wrong.any(axis=1).argmax())
-        window = range(max(first - 8, 0), min(first + 40, view.rows))
+        row, column = (int(place) for place in np.argwhere(wrong)[0])
+        rows, columns = _around(row, view.rows), _around(max(column - view.prefix, 0), view.rows)
         parts += [
-            tag("h4", f"Rows and tree columns {window[0]} to {window[-1]}, bit by bit"),
-            _map(view, _blocks(window, 1), labels, accepted),
+            tag("h4", f"Bit by bit: rows {ranges(rows)}, tree columns {ranges(columns)}"),
+            _map(view, _blocks(rows, 1), _blocks(columns, 1), labels, accepted),
         ]
     parts += [_legend(view), _words(view)]
     return join(parts)
@@ -73,17 +78,21 @@ def _condensed(view: Seen, step: int) -> Iterator[str]:
         )
 
 
-def _blocks(rows: range, step: int) -> list[tuple[int, int]]:
-    """Rows (and tree columns) drawn as one: first, end."""
+def _around(place: int, end: int) -> range:
+    first = max(min(place - 8, end - WINDOW), 0)
+    return range(first, min(first + WINDOW, end))
+
+
+def _blocks(rows: range, step: int) -> Blocks:
     return [(a, min(a + step, rows.stop)) for a in range(rows.start, rows.stop, step)]
 
 
 def _map(
-    view: Seen, blocks: list[tuple[int, int]], labels: Sequence[str], accepted: Sequence[int]
+    view: Seen, blocks: Blocks, across: Blocks, labels: Sequence[str], accepted: Sequence[int]
 ) -> Markup:
     shown = min(view.prefix, MOST_PREFIX)
     bounds = [view.prefix * i // shown for i in range(shown + 1)] if shown else []
-    columns = [*pairwise(bounds), *((view.prefix + a, view.prefix + b) for a, b in blocks)]
+    columns = [*pairwise(bounds), *((view.prefix + a, view.prefix + b) for a, b in across)]
     codes = _gravest(view.codes(), blocks, columns)
     single = all(b - a == 1 for a, b in blocks)
     size = 16 if len(blocks) <= 40 else 11 if len(blocks) <= 64 else 9
@@ -99,7 +108,7 @@ def _map(
         *_veils(view, blocks, shown, xs, top, size),
         *_marks(codes, blocks, columns, xs, top, size),
         *_row_names(view, blocks, named, accepted, left, top, size),
-        *_column_names(view, blocks, shown, accepted, xs, top, size),
+        *_column_names(across, shown, accepted, xs, top, size),
     ]
     leaked, hidden = int(view.leaked.sum()), int(view.hidden.sum())
     label = f"mask of request {view.request}: {leaked} bits leak, {hidden} are hidden"
@@ -108,7 +117,7 @@ def _map(
 
 
 def _gravest(
-    codes: Codes, rows: Sequence[tuple[int, int]], columns: Sequence[tuple[int, int]]
+    codes: Codes, rows: Blocks, columns: Blocks
 ) -> Codes:
     """One code for each block: a wrong one if there is any, else seen if any bit is."""
     drawn = np.zeros((len(rows), len(columns)), dtype=np.int8)
@@ -143,7 +152,7 @@ def _squares(codes: Codes, xs: list[int], top: int, size: int) -> Iterator[Marku
 
 
 def _veils(
-    view: Seen, blocks: list[tuple[int, int]], shown: int, xs: list[int], top: int, size: int
+    view: Seen, blocks: Blocks, shown: int, xs: list[int], top: int, size: int
 ) -> Iterator[Markup]:
     """Hatching over rows of padding."""
     rows = [i for i, (a, _) in enumerate(blocks) if a in view.padding]
@@ -155,8 +164,8 @@ def _veils(
 
 def _marks(
     codes: Codes,
-    rows: Sequence[tuple[int, int]],
-    columns: Sequence[tuple[int, int]],
+    rows: Blocks,
+    columns: Blocks,
     xs: list[int],
     top: int,
     size: int,
@@ -185,7 +194,7 @@ def _name(view: Seen, row: int, labels: Sequence[str]) -> str:
 
 def _row_names(
     view: Seen,
-    blocks: list[tuple[int, int]],
+    blocks: Blocks,
     named: list[str],
     accepted: Sequence[int],
     left: int,
@@ -205,8 +214,7 @@ def _row_names(
 
 
 def _column_names(
-    view: Seen,
-    blocks: list[tuple[int, int]],
+    blocks: Blocks,
     shown: int,
     accepted: Sequence[int],
     xs: list[int],

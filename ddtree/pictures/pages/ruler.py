@@ -125,7 +125,7 @@ def _segments(indptr: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(indptr[:-1], indptr[1:], strict=True))
 
 
-def _at(value: int, most: int) -> str:
+def _at(value: float, most: int) -> str:
     """A place on the ruler; what lies before its start or past its end is at the edge."""
     return f"{100 * min(max(value / most, 0), 1):.2f}%"
 
@@ -150,7 +150,7 @@ def _bar(
         )
         if share > 0.07:
             name = f"{'✕ ' if is_wrong else ''}{'request ' if share > 0.3 else ''}{b}"
-            middle = _at((start + end) // 2, most)
+            middle = _at((start + end) / 2, most)
             yield tag("text", name, x=middle, y=top + 16, text_anchor="middle", class_="request")
 
 
