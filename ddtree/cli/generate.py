@@ -41,7 +41,9 @@ from ddtree.cli.output import (
     progress,
     stderr,
     stdout,
+    write_whole,
 )
+from ddtree.cli.report import require_page
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,6 +128,13 @@ def generate(
         bool,
         typer.Option("--compare/--no-compare", help="Decode one token at a time too, and compare."),
     ] = True,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write every round, its tree and the text so far, as one HTML page.",
+            metavar="PAGE.html",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Generate text by draft trees: the target's own text, several tokens a pass.
@@ -148,6 +157,7 @@ def generate(
       ddtree generate "Hello" --target Qwen/Qwen3-4B \\
         --draft z-lab/Qwen3-4B-DFlash-b16 --device cuda --dtype bfloat16
       ddtree generate "Hello" --debug
+      ddtree generate "Count to ten." --trace trace.html
     """
     most, kept = budget_of(budget), topk_of(topk)
     if most is None:
@@ -156,6 +166,8 @@ def generate(
         raise typer.BadParameter(f"{top_p} is not in (0, 1]", param_hint="--top-p")
     if temperature == 0:
         refuse_given(ctx, ("top_k", "top_p", "seed"), "with --temperature 0, which does not sample")
+    if trace is not None:
+        require_page(trace)
     texts = [*(prompt or ()), *(read_prompts(prompts) if prompts else ())]
     if not texts:
         fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
@@ -192,6 +204,19 @@ def generate(
         stderr().print(why)
     for one in run.written:
         one.end()
+    if trace is not None:
+        # an interrupted run has told its tokens, not its trees
+        about: dict[str, object] = {
+            "target": target,
+            "drafter": draft,
+            "budget": str(budget),
+            "topk": topk,
+        }
+        if all(one.found for one in run.written):
+            write_whole(trace, _traced(run, about))
+            stderr().print(f"wrote {trace}", markup=False, soft_wrap=True)
+        else:
+            stderr().print(f"{trace} is not written: the generation was interrupted", markup=False)
     if as_json:
         requests = [_report(one, why) for one in run.written]
         print_json({"requests": requests, "interrupted": why == INTERRUPTION})
@@ -342,6 +367,18 @@ def _decode(
     for one, generation in zip(written, found, strict=True):
         one.found = generation
         one.end()
+
+
+def _traced(run: Run, about: dict[str, object]) -> bytes:
+    """The page of all rounds."""
+    from ddtree.pictures.pages.trace import Texts, Traced, trace_page
+
+    prompts = [
+        Traced(one.prompt, one.token_ids, one.found.rounds, ENDS[one.found.finish_reason])
+        for one in run.written
+        if one.found is not None
+    ]
+    return trace_page(prompts, Texts(run.pair.token_text, run.pair.whole_text), about)[1]
 
 
 def _why_not_compared(compare: bool, temperature: float) -> str:

@@ -70,6 +70,10 @@ class Pair:
 
         return decoder(self.tokenizer)(token_ids)
 
+    def whole_text(self, token_ids: Sequence[int]) -> str:
+        """The tokens as text, special ones shown."""
+        return str(self.tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+
     def token_text(self, token_id: int) -> str:
         """One token as text, special ones shown."""
         return str(self.tokenizer.decode([token_id]))

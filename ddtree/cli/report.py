@@ -77,7 +77,10 @@ def require_page(out: Path) -> None:
     if out.suffix not in {".html", ".htm"}:
         fail(f"{out} is to be an HTML page", f"name it {out.with_suffix('.html')}")
     if not out.absolute().parent.is_dir():
-        fail(f"there is no folder {out.parent} to write {out.name} to", "make it, or choose another place")
+        fail(
+            f"there is no folder {out.parent} to write {out.name} to",
+            "make it, or choose another place",
+        )
     if out.is_dir():
         fail(f"cannot write {out}: it is a folder", "choose another place")
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+PATIENCE = 60
+"""Seconds without a word after which the browser counts as stuck."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -26,7 +29,9 @@ def find_browser() -> str:
     """The browser's command; skips the test where there is none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)")
+        pytest.skip(
+            f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
+        )
     return found
 
 
@@ -35,6 +40,8 @@ class Page:
     """One tab, and all that it complained of or asked for."""
 
     send: Callable[..., dict[str, Any]]
+    wait: Callable[[str], None]
+    """Wait for an event of the browser."""
     errors: list[str] = field(default_factory=list)
     requested: list[str] = field(default_factory=list)
 
@@ -54,8 +61,11 @@ class Page:
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.send("Page.navigate", url="about:blank")  # the same address again would only scroll
+        self.wait("Page.loadEventFired")
+        self.requested.clear()
         self.send("Page.navigate", url=path.absolute().as_uri())
-        self.run("new Promise(done => document.readyState === 'complete' ? done() : onload = done)")
+        self.wait("Page.loadEventFired")
 
     def press(self, key: str) -> None:
         """Press and release a key."""
@@ -98,26 +108,29 @@ def browser() -> Iterator[Page]:
         )  # fmt: skip
         os.close(told)
         os.close(answered)
-        with open(asks, "wb") as out, open(answers, "rb") as into:
-            pipe = _Pipe(out, into)
+        pipe = _Pipe(asks, answers)
+        try:
+            yield pipe.page()
+        finally:
+            with suppress(OSError, AssertionError):
+                pipe.send("Browser.close", session="")
             try:
-                yield pipe.page()
-            finally:
-                with suppress(OSError, AssertionError):
-                    pipe.send("Browser.close", session="")
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            os.close(asks)
+            os.close(answers)
 
 
 class _Pipe:
     """Messages of the DevTools protocol: JSON, each ended by a zero byte."""
 
-    def __init__(self, out: Any, into: Any) -> None:
-        self._out, self._into, self._count, self._session = out, into, 0, ""
-        self._page = Page(self.send)
+    def __init__(self, asks: int, answers: int) -> None:
+        self._asks, self._answers = asks, answers
+        self._count, self._session, self._rest = 0, "", b""
+        self._events: list[str] = []
+        self._page = Page(self.send, self.wait)
 
     def page(self) -> Page:
         """Attach to the one tab."""
@@ -134,8 +147,8 @@ class _Pipe:
         self._count += 1
         own = self._session if session is None else session
         message = {"id": self._count, "method": method, "params": params}
-        self._out.write(json.dumps(message | ({"sessionId": own} if own else {})).encode() + b"\0")
-        self._out.flush()
+        self._write(json.dumps(message | ({"sessionId": own} if own else {})).encode() + b"\0")
+        self._events.clear()
         while True:
             answer = self._read()
             if answer.get("id") == self._count:
@@ -144,15 +157,29 @@ class _Pipe:
                 return found
             self._note(answer.get("method", ""), answer.get("params", {}))
 
+    def wait(self, event: str) -> None:
+        """Wait for an event after what was sent last."""
+        while event not in self._events:
+            message = self._read()
+            self._note(message.get("method", ""), message.get("params", {}))
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._asks, data) :]
+
     def _read(self) -> dict[str, Any]:
-        parts = bytearray()
-        while (byte := self._into.read(1)) != b"\0":
-            assert byte, "the browser has ended"
-            parts += byte
-        message: dict[str, Any] = json.loads(parts)
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._answers], [], [], PATIENCE)
+            assert ready, f"the browser has said nothing for {PATIENCE} seconds"
+            more = os.read(self._answers, 1 << 16)
+            assert more, "the browser has ended"
+            self._rest += more
+        first, self._rest = self._rest.split(b"\0", 1)
+        message: dict[str, Any] = json.loads(first)
         return message
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
+        self._events.append(method)
         match method:
             case "Runtime.exceptionThrown":
                 self._page.errors.append(str(params["exceptionDetails"]))

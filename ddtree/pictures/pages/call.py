@@ -78,14 +78,17 @@ def call_pictures(call: Call, report: Report) -> Markup:
 
 def verdict(report: Report) -> Markup:
     """The first violation in words and numbers, then the others."""
-    counts = f"{len(report.held)} held, {len({v.invariant for v in report.broken})} broken, " + (
-        f"{len(report.not_checked)} not checked"
-    )
+    broken = {violation.invariant for violation in report.broken}
+    counts = f"{len(report.held)} held, {len(broken)} broken, {len(report.not_checked)} not checked"
     if not report.broken:
         missing = (
-            " What is not checked needs fields that the call does not hold." if report.not_checked else ""
+            " What is not checked needs fields that the call does not hold."
+            if report.not_checked
+            else ""
         )
-        said = tag("p", tag("strong", "✓ Nothing that could be checked is broken"), f": {counts}.{missing}")
+        said = tag(
+            "p", tag("strong", "✓ Nothing that could be checked is broken"), f": {counts}.{missing}"
+        )
         return tag("section", said, class_="verdict good-card")
     first, *others = report.broken
     rest = [tag("li", _one_line(other)) for other in others[:MOST_SAID]]
@@ -103,13 +106,17 @@ def verdict(report: Report) -> Markup:
         tag("p", tag("b", "Likely cause: "), first.hint, class_="hint") if first.hint else None,
         facts(
             {
-                "where": "the call as a whole" if first.request is None else f"request {first.request}",
+                "where": "the call as a whole"
+                if first.request is None
+                else f"request {first.request}",
                 "formula": tag("code", first.formula),
                 **({"with numbers": tag("code", first.detail)} if first.detail else {}),
                 "also broken": ", ".join(first.also) or "nothing else",
             }
         ),
-        folded(f"{counted(len(others), 'more violation')} ({counts})", tag("ul", *rest)) if rest else None,
+        folded(f"{counted(len(others), 'more violation')} ({counts})", tag("ul", *rest))
+        if rest
+        else None,
         class_="verdict bad-card",
     )
 
@@ -132,7 +139,11 @@ def _one_line(violation: InvariantViolation) -> Markup:
 def _facts(call: Call, sizes: Sizes) -> dict[str, object]:
     nodes = call.num_nodes.tolist() if call.num_nodes is not None else None
     numbers: dict[str, object] = {"requests": str(sizes.batch)}
-    for name, lens in (("q_len", sizes.q_lens), ("prefix_len", sizes.prefix_lens), ("num_nodes", nodes)):
+    for name, lens in (
+        ("q_len", sizes.q_lens),
+        ("prefix_len", sizes.prefix_lens),
+        ("num_nodes", nodes),
+    ):
         numbers[name] = "not known" if lens is None else _alike(lens)
     if call.max_q_len is not None:
         numbers["max_q_len"] = str(call.max_q_len)
@@ -153,8 +164,8 @@ def _rulers(call: Call, sizes: Sizes) -> Markup | None:
     if not drawn:
         return None
     note = (
-        "Upper bar: where the segment of each request should be, by the call's own rows, prefixes and tree. Lower bar: "
-        "where the indptr puts it."
+        "Upper bar: where the segment of each request should be, by the call's own rows, prefixes and tree. "
+        "Lower bar: where the indptr puts it."
     )
     return section("Where each request's segment is", *drawn, note=note)
 
@@ -198,11 +209,17 @@ def _request(call: Call, sizes: Sizes, b: int, mask: Seen | None) -> list[Markup
             of_tree.legend(tree, computed),
             of_tree.tree_picture(tree, computed),
         ]
-    if mask is not None and mask.rows:
+    if mask is not None:
         parts += [
             tag("h3", "Mask: what each row sees"),
             mask_picture(mask, tree.labels if tree else (), tree.accepted if tree else ()),
         ]
+    elif (
+        sizes.q_lens is not None
+        and {"custom_mask", "packed", "bias", "words"} & call.known().keys()
+    ):
+        told = "The mask is not drawn: it cannot be read with these widths, or has too many bits."
+        parts.append(tag("p", told, class_="note"))
     return [part for part in parts if part is not None]
 
 
@@ -220,7 +237,9 @@ def tree_view(call: Call, sizes: Sizes, b: int) -> TreeView | None:
 
     path: list[int] = []
     if call.nodes is not None and call.num_accepted is not None:
-        path = [row for row in call.nodes[b, : int(call.num_accepted[b])].tolist() if 0 <= row < count]
+        path = [
+            row for row in call.nodes[b, : int(call.num_accepted[b])].tolist() if 0 <= row < count
+        ]
     return TreeView(
         request=b,
         prefix_len=sizes.prefix_lens[b] if sizes.prefix_lens else 0,
@@ -239,7 +258,7 @@ def tree_view(call: Call, sizes: Sizes, b: int) -> TreeView | None:
 
 
 def _invariants(report: Report) -> Markup:
-    """Every invariant with its state: the broken ones first, those that could not be checked with what they lack."""
+    """Every invariant with its state: the broken ones first; what could not be checked with what it lacks."""
     found: dict[str, list[InvariantViolation]] = {}
     for violation in report.broken:
         found.setdefault(violation.invariant, []).append(violation)
@@ -255,7 +274,9 @@ def _invariants(report: Report) -> Markup:
             said = join([said, tag("br"), tag("span", numbers, class_="bad")])
         elif invariant.id in report.not_checked:
             state_of = "not checked"
-            said = join([said, tag("br"), tag("span", report.not_checked[invariant.id], class_="dim")])
+            said = join(
+                [said, tag("br"), tag("span", report.not_checked[invariant.id], class_="dim")]
+            )
         rows[state_of].append((tag("td", state(state_of)), name, said))
     head = ("state", "invariant", "says")
     tables = [
@@ -269,14 +290,14 @@ def _invariants(report: Report) -> Markup:
 def _again(source: Source) -> Markup:
     lines = [command(f"ddtree check {source.file}")]
     if source.function:
-        note = f"The file also holds the arguments of {source.function}: run it again, on reference and kernels."
+        note = f"The file also holds the arguments of {source.function}. Run it on reference and kernels:"
         lines += [tag("p", note, class_="note"), command(f"ddtree replay {source.file}")]
     return section("Check it again", *lines)
 
 
 def _fields(call: Call, source: Source) -> Markup:
     """What the file holds."""
-    rows = []
+    rows: list[tuple[Markup, str, str]] = []
     for name, value in call.known().items():
         if isinstance(value, Tensor):
             kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -10,7 +10,7 @@ from ddtree.pictures.pages.markup import Markup, counted, join, table, tag
 from ddtree.pictures.pages.page import command, facts, folded, page, section, state
 from ddtree.spec.errors import InputError
 
-MARKS = {"holds": "✓", "broken": "✕", "refused": "–", "not offered": ""}
+MARKS = {"holds": "✓", "broken": "✕", "refused": "·", "not offered": ""}
 
 
 def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
@@ -52,14 +52,22 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
     return title, page(
         title,
         "conformance",
-        tag("section", facts(numbers), class_=f"across verdict {'bad-card' if broken else 'good-card'}"),
+        tag(
+            "section",
+            facts(numbers),
+            class_=f"across verdict {'bad-card' if broken else 'good-card'}",
+        ),
         section(
             "Properties",
-            table(("state", "property", "what must hold", "cases", "what came of it"), rows, "stacked"),
+            table(
+                ("state", "property", "what must hold", "cases", "what came of it"), rows, "stacked"
+            ),
             tag("p", f"Not offered by the backend: {missing}.", class_="note") if missing else None,
         ),
         *(_smallest(p, folder, is_open=i == 0) for i, p in enumerate(broken)),
-        section("Which factor decides", command(f"ddtree isolate {data['backend']}")) if attends else None,
+        section("Which factor decides", command(f"ddtree isolate {data['backend']}"))
+        if attends
+        else None,
     )
 
 
@@ -105,22 +113,37 @@ def record_page(data: dict[str, Any]) -> tuple[str, bytes]:
     peers: dict[str, dict[str, Any]] = data["peers"]
     ran = {name: peer for name, peer in peers.items() if "properties" in peer}
     broken = [
-        (name, p) for name, peer in ran.items() for p in peer["properties"] if p["state"] == "broken"
+        (name, p)
+        for name, peer in ran.items()
+        for p in peer["properties"]
+        if p["state"] == "broken"
     ]
     title = f"{counted(len(ran), 'peer')} on {data['device']}: " + (
-        counted(len(broken), "broken property", "broken properties") if broken else "nothing that ran is broken"
+        counted(len(broken), "broken property", "broken properties")
+        if broken
+        else "nothing that ran is broken"
     )
     first: list[dict[str, Any]] = next(iter(ran.values()), {"properties": []})["properties"]
     rows = [
         (
-            tag("th", tag("b", p["property"]), tag("br"), tag("span", p["statement"], class_="dim")),
+            tag(
+                "th", tag("b", p["property"]), tag("br"), tag("span", p["statement"], class_="dim")
+            ),
             *(_mark(peer["properties"][i]) for peer in ran.values()),
         )
         for i, p in enumerate(first)
     ]
     crossing = tag("div", table(("property", *ran), rows, "crossing"), class_="wide", tabindex=0)
     cases = [
-        tag("li", join([tag("b", f"{name}, {p['property']}: "), f"{p['what']}. Smallest case: {p['smallest_case']}."]))
+        tag(
+            "li",
+            join(
+                [
+                    tag("b", f"{name}, {p['property']}: "),
+                    f"{p['what']}. Smallest case: {p['smallest_case']}.",
+                ]
+            ),
+        )
         for name, p in broken
     ]
     not_run = [
@@ -132,11 +155,15 @@ def record_page(data: dict[str, Any]) -> tuple[str, bytes]:
         title,
         "conformance of peers",
         section("Properties", crossing, note="A number says how many cases ran."),
-        section("The smallest failing case of each that is broken", tag("ul", *cases)) if cases else None,
+        section("The smallest failing case of each that is broken", tag("ul", *cases))
+        if cases
+        else None,
         section("Did not run here", tag("ul", *not_run)) if not_run else None,
     )
 
 
 def _mark(found: dict[str, Any]) -> Markup:
     kind = {"holds": "pass", "broken": "fail"}.get(found["state"], "none")
-    return tag("td", f"{MARKS[found['state']]} {found['cases'] or ''}", class_=kind, title=found["state"])
+    return tag(
+        "td", f"{MARKS[found['state']]} {found['cases'] or ''}", class_=kind, title=found["state"]
+    )

@@ -1,4 +1,4 @@
-"""A run of ``ddtree isolate`` as a page: the sentence, the factors that decide, and the crossing behind it."""
+"""A run of ``ddtree isolate`` as a page: the sentence, the deciding factors, and the crossing behind them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -67,7 +67,11 @@ def _verdict(data: dict[str, Any], decisive: list[str], found: Isolation, *, fai
     numbers: dict[str, object] = {}
     if fails:
         numbers["smallest set of factors"] = (
-            ", ".join(decisive) if decisive else "none is needed" if data["rules"] == ["always"] else "not found"
+            ", ".join(decisive)
+            if decisive
+            else "none is needed"
+            if data["rules"] == ["always"]
+            else "not found"
         )
         if rules:
             numbers["fails where"] = join(rules, " or perhaps ")
@@ -77,10 +81,16 @@ def _verdict(data: dict[str, Any], decisive: list[str], found: Isolation, *, fai
         f"{counted(calls, 'call')}, {counted(len(found.observations), 'request')}; {failed:,} requests fail"
     )
     numbers["runs on"] = data.get("runs_on", "not known")
-    refused = [tag("li", f"refused {counted(n, 'call')}: {why}") for why, n in data["refused"].items()]
+    refused = [
+        tag("li", f"refused {counted(n, 'call')}: {why}") for why, n in data["refused"].items()
+    ]
     return tag(
         "section",
-        tag("p", tag("strong", f"{'✕' if fails else '✓'} {data['backend']} {data['sentence']}"), class_="statement"),
+        tag(
+            "p",
+            tag("strong", f"{'✕' if fails else '✓'} {data['backend']} {data['sentence']}"),
+            class_="statement",
+        ),
         facts(numbers),
         tag("ul", *refused[:5], class_="note") if refused else None,
         class_=f"verdict {'bad-card' if fails else 'good-card'}",
@@ -93,16 +103,22 @@ Level = tuple[str, Callable[[Any], bool]]
 """The name of one or several values of a factor, and whether a value is among them."""
 
 
-def _crossing(seen: Sequence[Observation], decisive: list[str], rows: list[dict[str, Any]]) -> Markup:
+def _crossing(
+    seen: Sequence[Observation], decisive: list[str], rows: list[dict[str, Any]]
+) -> Markup:
     """Each other factor's levels down, the levels of the deciding factors across."""
     combined = product(*(_levels(rows, factor) for factor in decisive))
     across = [list(zip(decisive, levels, strict=True)) for levels in combined]
     across = [chosen for chosen in across if _those(seen, chosen)][:MOST_COLUMNS]
-    others = [f for f in FACTORS if f not in decisive and not (f == "num_nodes" and "q_len" in decisive)]
+    others = [
+        f for f in FACTORS if f not in decisive and not (f == "num_nodes" and "q_len" in decisive)
+    ]
     body = []
     for factor in others:
         own = _grouped(seen, factor)
-        body.append(tag("tr", tag("th", NAMES.get(factor, factor), colspan=1 + len(across)), class_="group"))
+        body.append(
+            tag("tr", tag("th", NAMES.get(factor, factor), colspan=1 + len(across)), class_="group")
+        )
         for level in own:
             row = _those(seen, [(factor, level)])
             cells = [_cell(_those(row, chosen)) for chosen in across]
@@ -115,8 +131,8 @@ def _crossing(seen: Sequence[Observation], decisive: list[str], rows: list[dict[
         class_="crossing",
     )
     note = (
-        f"Across: {' and '.join(decisive)}. Down: every other factor. Each cell: how many requests fail, of how many. "
-        "A factor whose cells agree in every column does not matter."
+        f"Across: {' and '.join(decisive)}. Down: every other factor. Each cell: how many requests fail, of "
+        "how many. A factor whose cells agree in every column does not matter."
     )
     label = "requests that fail, by the deciding factors and each other factor"
     return section(
@@ -144,8 +160,12 @@ def _outcome(failed: int, count: int) -> Markup:
     """A cell with its sign: passes, fails, or both."""
     if not count:
         return tag("td", "", class_="none")
-    kind, sign = ("pass", "✓") if not failed else ("fail", "✕") if failed == count else ("mixed", "◐")
-    return tag("td", f"{sign} {failed:,}/{count:,}", class_=kind, data_failed=failed, data_count=count)
+    kind, sign = (
+        ("pass", "✓") if not failed else ("fail", "✕") if failed == count else ("mixed", "◐")
+    )
+    return tag(
+        "td", f"{sign} {failed:,}/{count:,}", class_=kind, data_failed=failed, data_count=count
+    )
 
 
 def _factors(rows: list[dict[str, Any]]) -> Markup:

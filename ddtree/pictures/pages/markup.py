@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-_EMPTY = {"br", "circle", "line", "meta", "path", "rect", "use"}
+_EMPTY = {"br", "circle", "input", "line", "meta", "path", "rect"}
 """Tags without content."""
 
 Value = str | int | float | bool | None
@@ -31,8 +31,8 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
 def tag(name: str, /, *content: object, **attributes: Value) -> Markup:
     """One element: ``tag("td", "a < b", class_="number", data_row=3)``.
 
-    Attributes that are None or False are left out, and True has no value; a trailing underscore is dropped, others
-    become hyphens. Content that is None is left out.
+    Attributes that are None or False are left out, and True has no value; a trailing underscore is dropped,
+    others become hyphens. Content that is None is left out.
     """
     given = "".join(
         f" {key.rstrip('_').replace('_', '-')}"

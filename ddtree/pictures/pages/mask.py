@@ -1,4 +1,4 @@
-"""The mask of one request as a heat map: rows are query rows, columns the prefix and then the tree's own rows.
+"""The mask of one request as a heat map: query rows down, the prefix and then the tree's own rows across.
 
 A bit that is right is a plain square; one that leaks bears a cross, one that is hidden a ring.
 """
@@ -53,7 +53,9 @@ def _counts(view: Seen) -> str:
     leaked, hidden = int(view.leaked.sum()), int(view.hidden.sum())
     text = f"The mask is {view.reading}."
     if view.outside:
-        text += f" {counted(view.outside, 'entry', 'entries')} of them lie past the end of the mask."
+        text += (
+            f" {counted(view.outside, 'entry', 'entries')} of them lie past the end of the mask."
+        )
     if view.num_nodes is None:
         return f"{text} Without a tree that can be followed no bit is judged."
     if not leaked and not hidden:
@@ -68,13 +70,13 @@ def _condensed(view: Seen, step: int) -> Iterator[str]:
     """What the picture does not show bit by bit."""
     if view.prefix > MOST_PREFIX:
         yield (
-            f"Condensed: the {view.prefix:,} prefix entries are drawn as {MOST_PREFIX} columns; one that holds a "
-            "wrong bit is marked as wrong."
+            f"Condensed: the {view.prefix:,} prefix entries are drawn as {MOST_PREFIX} columns; one with a "
+            "wrong bit is marked."
         )
     if step > 1:
         yield (
-            f"Condensed: each square stands for {step} x {step} bits of the {view.rows} rows; a square is marked if "
-            "one of them is wrong."
+            f"Condensed: each square stands for {step} x {step} bits of the {view.rows} rows; one with a "
+            "wrong bit is marked."
         )
 
 
@@ -103,9 +105,9 @@ def _map(
     height = top + size * len(blocks) + 4
     # what is drawn over the cells: rows of padding, and rows that the call computes not at all
     parts = [
-        *_frames(view, shown, xs, top, size, len(blocks)),
+        *_frames(shown, xs, top, size, len(blocks)),
         *_squares(codes, xs, top, size),
-        *_veils(view, blocks, shown, xs, top, size),
+        *_veils(view, blocks, xs, top, size),
         *_marks(codes, blocks, columns, xs, top, size),
         *_row_names(view, blocks, named, accepted, left, top, size),
         *_column_names(across, shown, accepted, xs, top, size),
@@ -116,9 +118,7 @@ def _map(
     return svg(width, height, *parts, label=label, class_="mask")
 
 
-def _gravest(
-    codes: Codes, rows: Blocks, columns: Blocks
-) -> Codes:
+def _gravest(codes: Codes, rows: Blocks, columns: Blocks) -> Codes:
     """One code for each block: a wrong one if there is any, else seen if any bit is."""
     drawn = np.zeros((len(rows), len(columns)), dtype=np.int8)
     for i, (top, bottom) in enumerate(rows):
@@ -127,9 +127,8 @@ def _gravest(
     return drawn
 
 
-def _frames(
-    view: Seen, shown: int, xs: list[int], top: int, size: int, rows: int
-) -> Iterator[Markup]:
+def _frames(shown: int, xs: list[int], top: int, size: int, rows: int) -> Iterator[Markup]:
+    """The ground of the prefix and of the tree, with lines between the cells."""
     for first, end in ((0, shown), (shown, len(xs) - 1)):
         if end > first:
             width = size * (end - first)
@@ -141,19 +140,17 @@ def _frames(
 
 
 def _squares(codes: Codes, xs: list[int], top: int, size: int) -> Iterator[Markup]:
-    """Right bits that are set: one path a kind, a rectangle a run."""
+    """Right bits that are set: one path a kind, a square a bit."""
     for code, class_ in ((Cell.PREFIX, "seen-prefix"), (Cell.TREE, "seen-tree")):
-        drawn = []
-        for i, row in enumerate(codes == code):
-            for j in np.flatnonzero(row).tolist():
-                drawn.append(f"M{xs[j] + 0.5:g} {top + size * i + 0.5:g}h{size - 1}v{size - 1}h{1 - size}z")
+        drawn = [
+            f"M{xs[j] + 0.5:g} {top + size * i + 0.5:g}h{size - 1}v{size - 1}h{1 - size}z"
+            for i, j in np.argwhere(codes == code).tolist()
+        ]
         if drawn:
             yield tag("path", d="".join(drawn), class_=class_)
 
 
-def _veils(
-    view: Seen, blocks: Blocks, shown: int, xs: list[int], top: int, size: int
-) -> Iterator[Markup]:
+def _veils(view: Seen, blocks: Blocks, xs: list[int], top: int, size: int) -> Iterator[Markup]:
     """Hatching over rows of padding."""
     rows = [i for i, (a, _) in enumerate(blocks) if a in view.padding]
     if rows:
@@ -163,27 +160,40 @@ def _veils(
 
 
 def _marks(
-    codes: Codes,
-    rows: Blocks,
-    columns: Blocks,
-    xs: list[int],
-    top: int,
-    size: int,
+    codes: Codes, rows: Blocks, columns: Blocks, xs: list[int], top: int, size: int
 ) -> Iterator[Markup]:
-    """Wrong bits; each names its row and its column in the mask's rows."""
+    """Wrong bits: a group a kind, which names each by its row and its column in the mask's rows."""
     for code, kind in ((Cell.WRONGLY_SEEN, "leaked"), (Cell.WRONGLY_HIDDEN, "hidden")):
-        for i, j in zip(*np.nonzero(codes == code), strict=True):
-            yield tag(
-                "use",
-                href=f"#{kind}",
-                x=xs[j],
-                y=top + size * int(i),
-                width=size,
-                height=size,
-                class_=kind,
-                data_row=rows[i][0],
-                data_column=columns[j][0],
-            )
+        places = np.argwhere(codes == code).tolist()
+        if places:
+            corners = [(xs[j], top + size * i) for i, j in places]
+            bits = " ".join(f"{rows[i][0]},{columns[j][0]}" for i, j in places)
+            yield tag("g", *_signs(kind, corners, size), class_=kind, data_bits=bits)
+
+
+def _signs(kind: str, corners: Sequence[tuple[int, int]], size: int) -> list[Markup]:
+    """Squares with a cross (what leaks) or with a ring (what is hidden), two paths for all of them."""
+    if kind == "leaked":
+        ground = f"h{size}v{size}h{-size}z"
+        grounds = "".join(f"M{x} {y}{ground}" for x, y in corners)
+        near, far, arm = 0.26 * size, 0.74 * size, 0.48 * size
+        signs = "".join(
+            f"M{x + near:g} {y + near:g}l{arm:g} {arm:g}M{x + far:g} {y + near:g}l{-arm:g} {arm:g}"
+            for x, y in corners
+        )
+        thick = 0.17 * size
+    else:
+        side = 0.84 * size
+        ground = f"h{side:g}v{side:g}h{-side:g}z"
+        grounds = "".join(f"M{x + 0.08 * size:g} {y + 0.08 * size:g}{ground}" for x, y in corners)
+        radius = 0.17 * size
+        ring = f"a{radius:g} {radius:g} 0 1 0 {2 * radius:g} 0a{radius:g} {radius:g} 0 1 0 {-2 * radius:g} 0"
+        signs = "".join(f"M{x + 0.33 * size:g} {y + 0.5 * size:g}{ring}" for x, y in corners)
+        thick = 0.14 * size
+    return [
+        tag("path", d=grounds, class_="ground", stroke_width=thick),
+        tag("path", d=signs, class_="sign", stroke_width=thick),
+    ]
 
 
 def _name(view: Seen, row: int, labels: Sequence[str]) -> str:
@@ -207,7 +217,15 @@ def _row_names(
             continue
         y = top + size * i + size / 2 + 4
         sign = "✓" if row in accepted else "✕" if row >= view.computed else ""
-        class_ = "accepted" if sign == "✓" else "lost" if sign else "dim" if row in view.padding else None
+        class_ = (
+            "accepted"
+            if sign == "✓"
+            else "lost"
+            if sign
+            else "dim"
+            if row in view.padding
+            else None
+        )
         yield tag("text", f"{sign}{row}", x=left - 5, y=y, class_=class_, text_anchor="end")
         if named and named[i]:
             yield tag("text", named[i], x=2, y=y, class_=f"token {class_ or ''}".strip())
@@ -253,7 +271,7 @@ def _legend(view: Seen) -> Markup:
 
 def _key(kind: str) -> Markup:
     if kind in {"leaked", "hidden"}:
-        drawn = tag("use", href=f"#{kind}", width=14, height=14)
+        drawn = tag("g", *_signs(kind, [(0, 0)], 14), class_=kind)
     else:
         drawn = tag("rect", x=0.5, y=0.5, width=13, height=13, class_=f"{kind} frame")
     return tag("svg", drawn, width=14, height=14, class_="mask", aria_hidden="true")
@@ -270,7 +288,11 @@ def _words(view: Seen) -> Markup | None:
     ]
     told = table(("row", "sees, and must not", "must see, and does not"), rows, "stacked")
     left = len(wrong) - MOST_TOLD
-    rest = tag("p", f"{counted(left, 'more row')} with wrong bits.", class_="note") if left > 0 else None
+    rest = (
+        tag("p", f"{counted(left, 'more row')} with wrong bits.", class_="note")
+        if left > 0
+        else None
+    )
     return join([told, rest])
 
 
@@ -283,4 +305,4 @@ def _columns(view: Seen, bits: NDArray[np.bool_]) -> str:
         told.append(f"prefix {ranges(prefix)}")
     if tree:
         told.append(f"tree {ranges(tree)}")
-    return "; ".join(told) or "–"
+    return "; ".join(told) or "nothing"

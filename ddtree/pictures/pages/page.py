@@ -42,7 +42,7 @@ def page(title: str, kind: str, *body: object, script: str = "") -> bytes:
         head,
         tag(
             "body",
-            MARKS,
+            HATCHING,
             tag("header", tag("p", f"ddtree · {kind}", class_="kind"), tag("h1", title)),
             tag("main", *body),
             tag("footer", f"ddtree {__version__}. One file: nothing on this page is loaded."),
@@ -76,8 +76,8 @@ def command(line: str) -> Markup:
 
 
 STATES = {
-    "held": ("✓", "good"), "holds": ("✓", "good"), "broken": ("✕", "bad"), "refused": ("–", "dim"),
-    "not checked": ("–", "dim"), "not offered": ("–", "dim"), "did not run": ("–", "dim"),
+    "held": ("✓", "good"), "holds": ("✓", "good"), "broken": ("✕", "bad"), "refused": ("·", "dim"),
+    "not checked": ("·", "dim"), "not offered": ("·", "dim"), "did not run": ("·", "dim"),
 }  # fmt: skip
 """A sign for each state, so that none is told by colour alone."""
 
@@ -96,22 +96,8 @@ def _hash_of(code: str) -> str:
     return f"'sha256-{b64encode(sha256(code.encode()).digest()).decode()}'"
 
 
-def _symbol(name: str, *content: Markup) -> Markup:
-    return tag("symbol", *content, id=name, viewBox="0 0 10 10")
-
-
-MARKS = tag(
+HATCHING = tag(
     "svg",
-    _symbol(
-        "leaked",
-        tag("rect", width=10, height=10, class_="leaked-back"),
-        tag("path", d="M2.5 2.5 L7.5 7.5 M7.5 2.5 L2.5 7.5", class_="leaked-sign"),
-    ),
-    _symbol(
-        "hidden",
-        tag("rect", x=0.8, y=0.8, width=8.4, height=8.4, class_="hidden-back"),
-        tag("circle", cx=5, cy=5, r=1.7, class_="hidden-sign"),
-    ),
     tag(
         "pattern",
         tag("path", d="M-1 5 L5 -1 M3 9 L9 3", class_="hatching"),
@@ -125,4 +111,4 @@ MARKS = tag(
     class_="defs",
     aria_hidden="true",
 )
-"""What pictures refer to: a bit that leaks (a cross), one that is hidden (a ring), and hatching."""
+"""What pictures fill padding with."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from torch import Tensor
 
@@ -58,7 +58,9 @@ def rulers(call: Call, sizes: Sizes) -> Iterator[Ruler]:
     if call.qo_indptr is not None:
         rows = None if call.num_rows is None else ("the query tensor", call.num_rows)
         right = None if q_lens is None else sizes.row_starts
-        yield Ruler("qo_indptr", "q_len query rows of each request", right, of(call.qo_indptr), rows)
+        yield Ruler(
+            "qo_indptr", "q_len query rows of each request", right, of(call.qo_indptr), rows
+        )
     if call.kv_indptr is not None:
         right = None if prefix_lens is None else list(accumulate(prefix_lens, initial=0))
         held = None if call.kv_indices is None else ("kv_indices", call.kv_indices.numel())
@@ -76,7 +78,9 @@ def ruler_picture(ruler: Ruler) -> Markup:
     wrong = set(ruler.wrong)
     most = max(1, *(ruler.right or [0]), *ruler.found, ruler.held[1] if ruler.held else 0)
     verdict = _verdict(ruler, wrong)
-    sign = tag("span", "✕ " if wrong else "✓ " if ruler.right else "– ", class_="bad" if wrong else "good")
+    sign = tag(
+        "span", "✕ " if wrong else "✓ " if ruler.right else "· ", class_="bad" if wrong else "good"
+    )
     parts: list[Markup] = []
     if ruler.right is not None:
         parts += _bar(_segments(ruler.right), most, UPPER, set(), "right")
@@ -101,10 +105,19 @@ def ruler_picture(ruler: Ruler) -> Markup:
         class_="sides",
         aria_hidden="true",
     )
-    held = f" The line below the lower bar is {ruler.held[0]}: {ruler.held[1]:,} entries." if ruler.held else ""
+    held = (
+        f" The line below the lower bar is {ruler.held[0]}: {ruler.held[1]:,} entries."
+        if ruler.held
+        else ""
+    )
     return tag(
         "figure",
-        tag("figcaption", sign, tag("code", ruler.name), f": {verdict}. Should hold: {ruler.formula}.{held}"),
+        tag(
+            "figcaption",
+            sign,
+            tag("code", ruler.name),
+            f": {verdict}. Should hold: {ruler.formula}.{held}",
+        ),
         tag("div", sides, drawn, class_="rule"),
         folded("the numbers", _listed(ruler, wrong), open_=bool(wrong) and len(ruler.found) <= 9),
         data_ruler=ruler.name,
@@ -122,7 +135,7 @@ def _verdict(ruler: Ruler, wrong: set[int]) -> str:
 
 
 def _segments(indptr: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(indptr[:-1], indptr[1:], strict=True))
+    return list(pairwise(indptr))
 
 
 def _at(value: float, most: int) -> str:
@@ -189,4 +202,6 @@ def _listed(ruler: Ruler, wrong: set[int]) -> Markup:
 def _told(segment: tuple[int, int] | None) -> str:
     if segment is None:
         return "not there"
-    return f"{segment[0]:,} to {segment[1]:,} ({counted(segment[1] - segment[0], 'entry', 'entries')})"
+    return (
+        f"{segment[0]:,} to {segment[1]:,} ({counted(segment[1] - segment[0], 'entry', 'entries')})"
+    )

@@ -1,4 +1,4 @@
-"""What a call's mask lets each row of one request see, as a kernel reads it, beside what each row must see."""
+"""What a call's mask lets each row of a request see, as a kernel reads it, beside what the row must see."""
 
 from dataclasses import dataclass
 
@@ -12,6 +12,8 @@ from ddtree.invariants.sizes import Sizes, ancestors, diffs, tree_rows
 from ddtree.pictures.view import Cell
 
 Bits = NDArray[np.bool_]
+MOST_BITS = 2**26
+"""Bits of one request that are looked at: a broken width may claim any number."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Seen:
 
 
 def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
-    """What request b's rows see; None where the call holds no mask, or not what it takes to read one."""
+    """What request b's rows see; None where there is no mask, none that can be read, or one too large."""
     if sizes.q_lens is None or sizes.prefix_lens is None:
         return None
     q_len, prefix_len = sizes.q_lens[b], sizes.prefix_lens[b]
@@ -77,16 +79,20 @@ def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
     computed = max(own_q[b], 0) if own_q else q_len
     held = max(own_prefix[b], 0) if own_prefix else prefix_len
     rows, prefix = max(q_len, computed), max(prefix_len, held)
+    if rows == 0 or rows * (prefix + rows) > MOST_BITS:
+        return None
     found = np.zeros((rows, prefix + rows), dtype=np.bool_)
     outside = 0
     if call.custom_mask is not None:
-        start = int(call.mask_indptr[b]) if _has(call.mask_indptr, b) else sizes.mask_starts[b]
+        start = sizes.mask_starts[b]
+        if call.mask_indptr is not None and call.mask_indptr.numel() > b:
+            start = int(call.mask_indptr[b])
         read, outside = _read_flat(call.custom_mask, start, computed, held)
         found[:computed, :held] = read[:, :held]
         found[:computed, prefix : prefix + computed] = read[:, held:]
         reading = (
-            f"read as a kernel reads it: {computed} rows of {held} + {computed} entries, from entry {start} of "
-            f"custom_mask on"
+            f"read as a kernel reads it: {computed} rows of {held} + {computed} entries, from entry {start} "
+            "of custom_mask on"
         )
     else:
         form = next(of_mask.read(call, sizes, b), None)
@@ -105,10 +111,6 @@ def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
     return Seen(
         b, rows, prefix, q_len, prefix_len, nodes, computed, found, must, outside, reading
     )  # fmt: skip
-
-
-def _has(indptr: Tensor | None, b: int) -> bool:
-    return indptr is not None and indptr.numel() > b
 
 
 def _read_flat(mask: Tensor, start: int, rows: int, prefix: int) -> tuple[Bits, int]:

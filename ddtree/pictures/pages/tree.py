@@ -1,22 +1,27 @@
 """A draft tree as SVG: depth goes right, the best child on top, the accepted path marked."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from unicodedata import east_asian_width
 
 from ddtree.pictures.pages.markup import Markup, counted, svg, tag
 from ddtree.pictures.view import TreeView
 
-COLUMN, BOX = 132, 104
-"""Pixels from depth to depth, and of a node's box."""
+GAP = 28
+"""Pixels between a node and its children."""
 MOST_LABELLED = 130
 """Past this many leaves nodes are drawn as dots without text."""
 
 
-def tree_picture(view: TreeView, computed: int | None = None) -> Markup:
+def tree_picture(
+    view: TreeView, computed: int | None = None, rows: Sequence[int] | None = None
+) -> Markup:
     """The tree of one request.
 
     Args:
         view: the request; its mask is not read.
         computed: rows that the call computes, where they may be fewer than the tree's nodes.
+        rows: what to call the nodes, if they are a part of a larger tree.
     """
     if not view.parents:
         return tag("p", "This call holds no tree (fields parents and num_nodes).", class_="note")
@@ -26,7 +31,12 @@ def tree_picture(view: TreeView, computed: int | None = None) -> Markup:
     has_scores = any(view.score(row, 1) for row in range(1, len(view.parents)))
     tall = (34 if has_scores else 24) if is_labelled else 6
     pitch = tall + (10 if is_labelled else 2)
-    column, box = (COLUMN, BOX) if is_labelled else (36, 6)
+    named = range(len(view.parents)) if rows is None else rows
+    box = 6
+    if is_labelled:
+        widest = max(_width(view.label(row)) for row in range(len(view.parents)))
+        box = round(max(27 + 7.3 * widest + 8, 84 if has_scores else 60))
+    column = box + GAP
     lefts = [6 + column * depth for depth in depths]
     tops = [8 + pitch * height for height in heights]
     width = 12 + column * max(depths) + box
@@ -40,12 +50,16 @@ def tree_picture(view: TreeView, computed: int | None = None) -> Markup:
             edges.append(_edge(lefts, tops, parent, row, box, tall, ""))
     edges += [_edge(lefts, tops, a, b, box, tall, "accepted") for a, b in pairwise(path)]
     lost = range(len(view.parents) if computed is None else max(computed, 0), len(view.parents))
-    nodes = [
-        _node(view, row, lefts[row], tops[row], tall, is_lost=row in lost)
-        if is_labelled
-        else _dot(view, row, lefts[row], tops[row], is_lost=row in lost)
-        for row in range(len(view.parents))
-    ]
+    nodes = []
+    for row in range(len(view.parents)):
+        drawn = (
+            _boxed(view, row, named[row], box, tall, is_lost=row in lost)
+            if is_labelled
+            else [tag("circle", cx=3, cy=3, r=4 if row in view.accepted else 2.6)]
+        )
+        place = f"translate({lefts[row]:g} {tops[row]:g})"
+        class_ = _classes(view, row, is_lost=row in lost)
+        nodes.append(tag("g", *drawn, transform=place, class_=class_, data_row=named[row]))
     parts = [*edges, *nodes]
     if view.padding:
         parts.append(_padding(view.padding, height))
@@ -90,31 +104,27 @@ def _classes(view: TreeView, row: int, *, is_lost: bool) -> str:
     return " ".join(["node", *(name for name, it_is in kinds.items() if it_is)])
 
 
-def _node(view: TreeView, row: int, x: float, y: float, tall: int, *, is_lost: bool) -> Markup:
-    is_accepted = row in view.accepted
-    sign = "✓" * is_accepted + "✕" * is_lost
+def _boxed(
+    view: TreeView, row: int, name: int, box: int, tall: int, *, is_lost: bool
+) -> list[Markup]:
+    """A node as a box with its row, its token and its score."""
+    sign = "✓" * (row in view.accepted) + "✕" * is_lost
     score = view.score(row, 2) if row else ""
-    return tag(
-        "g",
-        tag("rect", width=BOX, height=tall, rx=5),
-        tag("text", str(row), x=6, y=16, class_="row"),
+    parts = [
+        tag("rect", width=box, height=tall, rx=5),
+        tag("text", str(name), x=6, y=16, class_="row"),
         tag("text", view.label(row), x=27, y=16, class_="token"),
-        tag("text", sign, x=BOX - 5, y=tall - 5 if score else 16, class_="sign") if sign else None,
-        tag("text", score, x=27, y=29, class_="score") if score else None,
-        transform=f"translate({x:g} {y:g})",
-        class_=_classes(view, row, is_lost=is_lost),
-        data_row=row,
-    )
+    ]
+    if sign:
+        parts.append(tag("text", sign, x=box - 5, y=tall - 6 if tall > 24 else 16, class_="sign"))
+    if score:
+        parts.append(tag("text", score, x=27, y=29, class_="score"))
+    return parts
 
 
-def _dot(view: TreeView, row: int, x: float, y: float, *, is_lost: bool) -> Markup:
-    return tag(
-        "g",
-        tag("circle", cx=3, cy=3, r=4 if row in view.accepted else 2.6),
-        transform=f"translate({x:g} {y:g})",
-        class_=_classes(view, row, is_lost=is_lost),
-        data_row=row,
-    )
+def _width(label: str) -> int:
+    """Columns of a monospaced text: wide characters take two."""
+    return sum(2 if east_asian_width(char) in "WF" else 1 for char in label)
 
 
 def _padding(padding: range, top: float) -> Markup:
