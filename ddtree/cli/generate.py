@@ -209,8 +209,8 @@ def generate(
         about: dict[str, object] = {
             "target": target,
             "drafter": draft,
-            "budget": str(budget),
-            "topk": topk,
+            "budget": f"{most} (auto)" if budget == "auto" else str(most),
+            "topk": "all" if kept is None else str(kept),
         }
         if all(one.found for one in run.written):
             write_whole(trace, _traced(run, about))
