@@ -40,7 +40,7 @@ def subjects(out: Path, official: str | None, *, cuda: bool) -> list[Subject]:
         ),
         Subject(
             "sampling",
-            ("--device", "cuda", "--chunk", "1000", "--out", f"{out}/sampling.json"),
+            ("--device", "cuda", "--out", f"{out}/sampling.json"),
             no_gpu,
         ),
         Subject("attention", ("grid", "--out", str(out), "--limit", "1200"), no_gpu),

@@ -44,6 +44,7 @@ from ddtree.decoding import (
     stop_ids_of,
 )
 from ddtree.decoding.completion import batch_target, drafter_of
+from ddtree.decoding.tuning_results import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ("tests/data/prompts.json", "tests/data/more_prompts.json")
@@ -236,16 +237,8 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def machine_of(device: str) -> dict[str, Any]:
     """The machine's kind and the versions."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
     return {
-        "cpu": cpu,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if device.startswith("cuda") else None,

@@ -34,7 +34,7 @@ from train.evaluate import (
 )
 from train.files import sha256, write_json
 from train.fit import Settings, Trainer
-from train.held_out import HeldOut
+from train.held_out import guard
 from train.llama import Llama
 from train.measure import measure
 from train.start import config_for, from_last_layers
@@ -118,7 +118,7 @@ def generate(
             jobs,
             generator,
             tokenizer,
-            HeldOut(prompt_file.read_evaluation(out)),
+            guard(prompt_file.read_evaluation(out)),
             seed=seed,
             shard_texts=shard,
             tokens=round(tokens * 1e6),

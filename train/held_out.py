@@ -75,6 +75,11 @@ class HeldOut:
         return any(not grams.isdisjoint(_grams(words, n)) for n, grams in self.grams.items())
 
 
+def guard(evaluation: Iterable[Prompt]) -> HeldOut:
+    """Keeps out the evaluation prompts, and those that only the benches use."""
+    return HeldOut([*evaluation, *own_prompts(MORE_PROMPTS)])
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 

@@ -20,7 +20,7 @@ import torch
 from ddtree.spec.errors import InputError, require
 from train import sources
 from train.files import write_bytes
-from train.held_out import MORE_PROMPTS, HeldOut, Prompt, evaluation_prompts, own_prompts
+from train.held_out import Prompt, evaluation_prompts, guard
 
 PROMPTS, EVALUATION = "prompts.jsonl.gz", "evaluation.jsonl"
 SHARES = {
@@ -72,7 +72,7 @@ def build(
         What is in the file.
     """
     evaluation = evaluation_prompts()
-    held_out = HeldOut([*evaluation, *own_prompts(MORE_PROMPTS)])
+    held_out = guard(evaluation)
     chance = random.Random(seed)
     kept: dict[Prompt, None] = {}
     refused = 0

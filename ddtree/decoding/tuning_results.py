@@ -68,7 +68,8 @@ class Cost:
     rounds: int
     """Timed."""
     draft_ms: Times
-    """Of the whole batch, as ``verify_ms``."""
+    """Of the whole batch, as ``verify_ms``. On a GPU the host's part: what the device has yet to draft
+    is waited for in ``verify_ms``."""
     verify_ms: Times
     """Tree, layout, mask, the target's pass over ``q_len`` rows, acceptance and commit."""
 
