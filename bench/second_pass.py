@@ -99,11 +99,8 @@ class Recorder:
         made = getattr(self.target, name)(*call)
         self.calls.append((name, call))
         if name in {"begin", "forward"}:
-            rows = made if made.ndim == 2 else made[None]
-            rows = rows.float()
-            dead = ~rows.isfinite().any(1) | rows.isnan().any(1)  # rows past the call's end
-            rows = rows.masked_fill(dead[:, None], 0.0)
-            self.found.append((first_argmax(rows).cpu(), rows.amax(1).cpu()))
+            rows = made[None] if name == "begin" else made[: int(call[1].qo_indptr[-1])]
+            self.found.append((first_argmax(rows).cpu(), rows.float().amax(1).cpu()))
         else:
             self.found.append(made)
         return made

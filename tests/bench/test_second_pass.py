@@ -39,6 +39,17 @@ def test_every_token_is_the_argmax_again(model: Any, batch: int) -> None:
     assert verdict(cell, torch.bfloat16)
 
 
+def test_a_paged_batch_is_passed_again() -> None:
+    """The kernels' target, with a place that is taken twice and one that is unused at the end."""
+    dtype = torch.float16  # Triton's interpreter has no bf16 products
+    model = tiny_model("llama-64", dtype).to("cuda" if torch.cuda.is_available() else "cpu")
+    prompts = [prompt(n, seed=n) for n in (3, 7, 4)]
+    args = Namespace(tokens=3, attention="paged")
+    cell = run_cell(model, "ngram", prompts, 2, 2, args, lambda: None)
+    assert cell["tokens"] >= 9
+    assert verdict(cell, dtype)
+
+
 def test_a_token_that_the_pass_did_not_choose_is_noticed(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
