@@ -91,6 +91,10 @@ def tune(
     Columns "topk ..." hold tokens a round; at "even at" tokens a round trees
     of that budget are as fast as plain decoding.
 
+    Taken for granted: that other prompts accept as these do, and that a round
+    costs the same at every topk and, but for the prefixes, everywhere in a
+    text. Prompts like yours make the better measurement.
+
     \b
     Examples
       ddtree tune
