@@ -86,7 +86,7 @@ def act(
     """
     counts.add("violations", violation.invariant, function)
     if "dump" in settings.actions and dump is not None:
-        violation.dump = _dumped(violation, settings, function, dump)
+        violation.dump = dumped(violation, settings, function, dump)
     if "log" in settings.actions or (
         "dump" in settings.actions and "raise" not in settings.actions
     ):
@@ -95,8 +95,8 @@ def act(
         raise violation
 
 
-def _dumped(violation: InvariantViolation, settings: Settings, function: str, dump: Dump) -> str:
-    """Write the call; return where, or why not: a checker that fails must not stop a server."""
+def dumped(violation: InvariantViolation, settings: Settings, function: str, dump: Dump) -> str:
+    """Write the call of a violation; return where, or why not: a checker that fails must not stop a server."""
     number = next(_numbers)
     if number > settings.max_dumps:
         return f"not written: {settings.max_dumps} calls have been (max_dumps)"
