@@ -56,7 +56,7 @@ class Hooks:
         """Check as the settings say."""
         self.watch = Watch(f"SGLang {installed_version() or '(unknown version)'}", chosen)
         self.where: dict[str, str] = {}
-        self._baked: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
+        self._baked: WeakKeyDictionary[Any, dict[tuple[int, int | None], int]] = WeakKeyDictionary()
         self._seen: Seen | None = None
         self._kept = False
 
@@ -129,7 +129,7 @@ class Hooks:
         if _is_capturing():
             self.watch.once(f"not checked: {where}: it is itself prepared in a CUDA graph")
             return
-        baked, size = self._baked.setdefault(backend, {}), int(batch.batch_size)
+        baked, size = self._baked.setdefault(backend, {}), (int(batch.batch_size), calls.rows_of(batch))
         if in_capture:
             _wait(batch.seq_lens)
             made = backend.forward_metadata

@@ -70,7 +70,7 @@ def widths_call(batch: Any, made: Any) -> Call | None:
         qo_indptr=made.qo_indptr, kv_indptr=made.kv_indptr, max_q_len=made.max_extend_len,
         mask_indptr=made.mask_indptr if made.custom_mask is not None else None,
         q_lens=torch.full((requests,), _width(batch, requests, is_padded=False)),
-        prefix_lens=batch.seq_lens[:requests].long(), num_rows=_rows(batch), is_captured=True,
+        prefix_lens=batch.seq_lens[:requests].long(), num_rows=rows_of(batch), is_captured=True,
         batch_size=requests,
     )  # fmt: skip
 
@@ -216,7 +216,7 @@ def _width(batch: Any, requests: int, *, is_padded: bool) -> int:
     """
     if getattr(batch.spec_info, "ragged_verify_layout", None) is not None:
         raise NotCheckedError("requests have widths of their own (ragged verify)")
-    rows = None if is_padded else _rows(batch)
+    rows = None if is_padded else rows_of(batch)
     if rows and rows % requests == 0:
         return rows // requests
     told = told_width(batch.spec_info)
@@ -236,7 +236,7 @@ def told_width(spec_info: Any) -> int | None:
     return None
 
 
-def _rows(batch: Any) -> int | None:
+def rows_of(batch: Any) -> int | None:
     """Query rows of the pass."""
     for name in ("positions", "input_ids"):
         value = getattr(batch, name, None)

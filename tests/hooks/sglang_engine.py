@@ -16,6 +16,7 @@ from tests.hooks.engines import ENGINES, Engine, Values
 
 CONFIGURED = 8
 CONTEXT = 96
+HEAD_DIM = 64
 REAL = (
     "sglang.srt.plugins",
     "sglang.srt.plugins.hook_registry",
@@ -94,7 +95,7 @@ def backend() -> Any:
     requests = 4
     table = torch.arange(1, 1 + requests * CONTEXT, dtype=torch.int32).view(requests, CONTEXT)
     pool = SimpleNamespace(
-        get_value_buffer=lambda _: torch.zeros(1 + requests * CONTEXT, 2, 16), start_layer=0
+        get_value_buffer=lambda _: torch.zeros(1 + requests * CONTEXT, 2, HEAD_DIM), start_layer=0
     )
     runner = Values(
         req_to_token_pool=SimpleNamespace(size=requests, req_to_token=table),
@@ -113,7 +114,7 @@ def backend() -> Any:
         ),
         model_config=Values(
             num_attention_heads=4, get_num_kv_heads=lambda *_: 2, get_max_num_attention_heads=lambda: 4,
-            v_head_dim=16, swa_v_head_dim=16, head_dim=16, context_len=CONTEXT, is_encoder_decoder=False,
+            v_head_dim=HEAD_DIM, swa_v_head_dim=HEAD_DIM, head_dim=HEAD_DIM, context_len=CONTEXT, is_encoder_decoder=False,
         ),
     )  # fmt: skip
     if (folder() / "srt/mem_cache/kv_index_translator.py").is_file():
@@ -195,9 +196,9 @@ def padded(values: Tensor, rows: int) -> Tensor:
 def attend(made: Any, pass_: Pass) -> Tensor:
     """Call the attention kernel as ``forward_extend`` does."""
     rows, meta = pass_.tree.token_ids.numel(), made.forward_metadata
-    query = torch.randn(rows, 4, 16)
-    key, value, output = torch.randn(rows, 2, 16), torch.randn(rows, 2, 16), torch.zeros(rows, 4, 16)
-    pool = torch.zeros(1 + 4 * CONTEXT, 2, 16)
+    query = torch.randn(rows, 4, HEAD_DIM)
+    key, value, output = torch.randn(rows, 2, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM), torch.zeros(rows, 4, HEAD_DIM)
+    pool = torch.zeros(1 + 4 * CONTEXT, 2, HEAD_DIM)
     made.extend_attention_fwd(
         query, key, value, output, pool, pool, meta.qo_indptr, meta.kv_indptr, meta.kv_indices,
         meta.custom_mask, True, meta.mask_indptr, meta.max_extend_len, 1.0, 1.0, 0.25, logit_cap=0.0,

@@ -1,0 +1,194 @@
+"""Verify passes of SGLang's own metadata code, in a process of its own: ``python -m tests.hooks.sglang_pass``.
+
+Arguments: a version, and a function of this module. SGLang's loader finds the plugin by the entry points of
+pyproject.toml; the function's result is printed as JSON in the last line.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddtree.invariants import InvariantViolation
+from tests.hooks import sglang_engine
+from tests.hooks.sglang_engine import CONFIGURED, Pass, attend, backend
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def declare_entry_points() -> None:
+    """Let ``importlib.metadata`` find what pyproject.toml declares, whatever is installed here."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        groups = tomllib.load(file)["project"]["entry-points"]
+    folder = Path(tempfile.mkdtemp()) / "ddtree-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ddtree\nVersion: 0\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
+        for group, entries in groups.items()
+    ]
+    (folder / "entry_points.txt").write_text("\n".join(lines))
+    sys.path.insert(0, str(folder.parent))
+
+
+def caught(do: Callable[[], object]) -> list[Any] | None:
+    """What a pass breaks, as its name, request and numbers; None: nothing."""
+    try:
+        do()
+    except InvariantViolation as found:
+        return [found.invariant, found.request, found.expected, found.found, found.hint]
+    return None
+
+
+def founding_bug(*, third_party: bool = False) -> dict[str, Any]:
+    """A pass of width 17 on a backend configured for 8: eager, at capture, at replay, at the kernel."""
+    made, wide = backend(), Pass(16, [5], third_party=third_party)
+    found = {
+        "eager": caught(lambda: made.init_forward_metadata(wide.batch())),
+        "kernel of the same pass": caught(lambda: attend(made, wide)),
+    }
+    unseen = made.forward_metadata.mask_indptr.clone()
+    made.forward_metadata.mask_indptr = unseen
+    found["kernel"] = caught(lambda: attend(made, wide))
+    found["capture"] = caught(lambda: made.init_forward_metadata_out_graph(wide.batch(), True))
+    found["replay"] = caught(lambda: made.init_forward_metadata_out_graph(wide.batch(room=4)))
+    ragged = Pass(16, [31, 0, 5], third_party=third_party)
+    found["batch"] = caught(lambda: made.init_forward_metadata(ragged.batch()))
+    return found
+
+
+def founding_bug_of_a_third_party() -> dict[str, Any]:
+    """The same where ``spec_info`` sets ``draft_token_num`` alone."""
+    return founding_bug(third_party=True)
+
+
+def silent() -> int:
+    """Right passes of trees, and passes of other kinds; returns how many trees' there were."""
+    other_passes()
+    return right_passes()
+
+
+def right_passes() -> int:
+    """Passes whose width is the configured one, or comes from the call."""
+    made, passes = backend(), 0
+    follows = hasattr(made, "_target_verify_num_tokens_per_req")
+    if follows:  # its mask has room for the configured width alone
+        held = made._verify_mask
+        made._verify_mask = type(held)(torch.zeros(1 << 16, dtype=torch.uint8), held.mode, held.max_bs)
+    for budget in (63, 1, 7, 8, 16):
+        for prefixes in ([5], [31, 0, 17], [1, 2, 3, 20]):
+            if not follows:
+                made.num_draft_tokens = budget + 1
+            done = Pass(budget, prefixes, third_party=not follows and budget % 2 == 0)
+            made.init_forward_metadata(done.batch())
+            if budget < 8:  # the interpreter is slow
+                attend(made, done)
+            made.init_forward_metadata_out_graph(done.batch(room=4), True)
+            made.init_forward_metadata_out_graph(done.batch(room=4))
+            passes += 1
+    return passes
+
+
+def other_passes() -> None:
+    """Prefill and decode, a warm-up without tokens, and layouts that are not known."""
+    modes = import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    made = backend()
+    prefill = Pass(CONFIGURED - 1, [5, 9], third_party=True).batch()
+    prefill.forward_mode, prefill.spec_info = modes.EXTEND, None
+    prefill.extend_prefix_lens, prefill.extend_prefix_lens_cpu = torch.tensor([5, 9]), [5, 9]
+    prefill.extend_seq_lens, prefill.extend_seq_lens_cpu = torch.tensor([8, 8]), [8, 8]
+    made.init_forward_metadata(prefill)
+    decode = Pass(CONFIGURED - 1, [5, 9], third_party=True).batch()
+    decode.forward_mode, decode.spec_info = modes.DECODE, None
+    made.init_forward_metadata(decode)
+    made.init_forward_metadata_out_graph(decode, True)
+
+    warm_up = Pass(CONFIGURED - 1, [5, 9], third_party=False)
+    warm_up.spec_info.draft_token, warm_up.spec_info.custom_mask = None, torch.ones_like(warm_up.mask)
+    made.init_forward_metadata(warm_up.batch())
+    empty = Pass(CONFIGURED - 1, [5, 9], third_party=True)
+    empty.spec_info.custom_mask = torch.zeros_like(empty.mask)
+    made.init_forward_metadata(empty.batch())
+    attend(made, empty)
+
+    ragged = Pass(16, [5], third_party=True)
+    ragged.spec_info.ragged_verify_layout = object()
+    made.init_forward_metadata(ragged.batch())
+    made.init_forward_metadata(ragged.batch())
+
+
+def wrong() -> dict[str, Any]:
+    """Passes of the right width whose contents are wrong, and a tree too wide for the mask that graphs read."""
+    made = backend()
+    wide = Pass(63, [5], third_party=True)
+
+    def broken(change: Callable[[Pass, Any], None]) -> list[Any] | None:
+        wrong = Pass(CONFIGURED - 1, [5, 2], third_party=False)
+        batch = wrong.batch()
+        change(wrong, batch)
+        return caught(lambda: made.init_forward_metadata(batch))
+
+    def see(wrong: Pass, _: Any) -> None:
+        wrong.spec_info.custom_mask[13 * 2 + 5 + 7] = True
+
+    def by_row(wrong: Pass, batch: Any) -> None:
+        batch.positions = torch.cat([torch.arange(8) + 5, torch.arange(8) + 2])
+
+    def twice(wrong: Pass, batch: Any) -> None:
+        batch.out_cache_loc = torch.full_like(batch.out_cache_loc, 50)
+
+    def own_prefix(wrong: Pass, batch: Any) -> None:
+        batch.out_cache_loc = batch.out_cache_loc - 1
+
+    return {
+        "mask": broken(see), "positions": broken(by_row), "one slot": broken(twice),
+        "slots of the prefix": broken(own_prefix),
+        "room": caught(lambda: made.init_forward_metadata_out_graph(wide.batch(), True)),
+    }  # fmt: skip
+
+
+def forked() -> list[int]:
+    """A worker forked after the hooks were installed makes a broken pass; both make dumps."""
+    made, wide = backend(), Pass(16, [5], third_party=False)
+    made.init_forward_metadata(wide.batch())
+    attend(made, wide)
+    child = os.fork()
+    if not child:
+        made.init_forward_metadata(wide.batch())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return [os.getpid(), child]
+
+
+def swallow_the_attention_hook() -> None:
+    """Have SGLang fail to apply that hook: it logs the failure and goes on."""
+    registry = import_module("sglang.srt.plugins.hook_registry")
+    wrap = registry._wrap_fn
+
+    def fail(function: Any, hook: Any, kind: Any) -> Any:
+        if function.__name__ == "extend_attention_fwd":
+            raise RuntimeError("cannot be applied")
+        return wrap(function, hook, kind)
+
+    registry._wrap_fn = fail
+
+
+def main(version: str, name: str) -> None:
+    """Load this version and its plugins, and print what the function returns."""
+    declare_entry_points()
+    sglang_engine.load(version)
+    if name == "wrong":
+        swallow_the_attention_hook()
+    import_module("sglang.srt.plugins").load_plugins()
+    print(json.dumps(globals()[name]()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
