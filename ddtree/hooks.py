@@ -1,8 +1,9 @@
 """What engines and programs import to have their calls checked: entry points, and ``attach`` for a model.
 
-Engines find ``sglang`` and ``vllm`` by the entry points of this package, in every process that they start. While
-``DDTREE_DEBUG`` is unset nothing else is imported, so that an engine pays for a comparison. The hooks themselves
-are in ``ddtree.invariants.hooks``; this module is outside because importing that package imports the checker.
+Engines find ``sglang`` and ``vllm`` by the entry points of this package, in every process that they start.
+While ``DDTREE_DEBUG`` is unset nothing else is imported, so that an engine pays for a comparison. The hooks
+themselves are in ``ddtree.invariants.hooks``; this module is outside because importing that package imports
+the checker.
 """
 
 import os
@@ -37,8 +38,9 @@ def vllm() -> None:
 def attach(model: Any) -> "Attachment":
     """Check every forward of a Transformers model that is given a 4-D mask, until it is detached.
 
-    What is done is the environment's to say (``DDTREE_DEBUG``, ``DDTREE_DEBUG_ACTION`` and so on), except that
-    the hook is on whether or not the variable is set: calling this asks for it. ``generate`` comes by here too.
+    Level, action and the rest are the environment's to say (``DDTREE_DEBUG``, ``DDTREE_DEBUG_ACTION`` and so
+    on), but the hook is on whether or not the variable is set: calling this asks for it. ``generate`` comes
+    by here too.
 
     Args:
         model: a Transformers model, or any module whose ``forward`` takes ``attention_mask``.

@@ -96,7 +96,7 @@ def act(
 
 
 def dumped(violation: InvariantViolation, settings: Settings, function: str, dump: Dump) -> str:
-    """Write the call of a violation; return where, or why not: a checker that fails must not stop a server."""
+    """Write a violation's call; return where, or why not: a checker that fails must not stop a server."""
     number = next(_numbers)
     if number > settings.max_dumps:
         return f"not written: {settings.max_dumps} calls have been (max_dumps)"

@@ -18,6 +18,7 @@ from ddtree.cli.conform import conform
 from ddtree.cli.demo import demo
 from ddtree.cli.dump import dump
 from ddtree.cli.generate import generate
+from ddtree.cli.hooks import hooks
 from ddtree.cli.isolate import isolate
 from ddtree.cli.output import BROKEN, INTERRUPTED, fail, stderr, stdout
 from ddtree.cli.prove import prove
@@ -99,7 +100,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
-    generate, tune, demo, check, dump, replay, show, report, catalogue, conform, isolate, prove,
+    generate, tune, demo, check, dump, replay, show, report, catalogue, conform, isolate, hooks, prove,
 ):  # fmt: skip
     app.command()(verb)
 
@@ -129,6 +130,7 @@ def _root(
       ddtree catalogue                    faults of real engines, each caught
       ddtree conform founding-bug         hold a backend to the reference
       ddtree isolate founding-bug         which factor decides its failure
+      ddtree hooks                        which engines here would be checked
     """
 
 

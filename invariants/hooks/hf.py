@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ class Attachment:
 
         model.forward = forward
         is_there = model.forward is forward
-        self.watch.installed({"forward": "" if is_there else "the model does not let it be replaced"})
+        self.watch.installed(
+            {"forward": "" if is_there else "the model does not let it be replaced"}
+        )
 
     def detach(self) -> None:
         """Take the hook off; again does nothing."""
@@ -45,7 +47,7 @@ class Attachment:
         if self.model.forward != self._forward:  # it was the instance's own before
             self.model.forward = self._forward
 
-    def __enter__(self) -> "Attachment":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -66,7 +68,9 @@ def forward_call(given: dict[str, Any]) -> Call | None:
     mask = given.get("attention_mask")
     if isinstance(mask, dict):  # one for each type of layer
         mask = mask.get("full_attention")
-    prefix_len = _prefix_len(given.get("cache", given.get("past_key_values")))  # later versions renamed it
+    prefix_len = _prefix_len(
+        given.get("cache", given.get("past_key_values"))
+    )  # later versions renamed it
     if not isinstance(mask, Tensor) or mask.ndim != 4 or prefix_len == 0:
         return None
     requests, heads, rows, columns = mask.shape
@@ -80,7 +84,9 @@ def forward_call(given: dict[str, Any]) -> Call | None:
     if bool(allowed[:, :, length:].any()):
         raise NotCheckedError(f"rows see entries behind the {prefix_len} + {rows} that there are")
     allowed = allowed[:, :, :length].clone()
-    hidden = ~allowed[:, :, :prefix_len].any(dim=1)  # [B, prefix_len]: a prompt's padding, which no row sees
+    hidden = ~allowed[:, :, :prefix_len].any(
+        dim=1
+    )  # [B, prefix_len]: a prompt's padding, which no row sees
     known: dict[str, Any] = {
         "q_lens": torch.full((requests,), rows),
         "prefix_lens": torch.full((requests,), prefix_len),

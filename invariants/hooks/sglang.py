@@ -2,8 +2,8 @@
 
 Where verify metadata is made it is read and held to the table: after the eager pass's, after that of each
 capture and each replay (in the buffers that the graph reads), and once a pass at the attention kernel itself.
-SGLang logs and swallows what goes wrong in plugins, so that the hooks look for themselves when all are applied,
-and say what they found.
+SGLang logs and swallows what goes wrong in plugins, so that the hooks look for themselves when all are
+applied, and say what they found.
 """
 
 import inspect
@@ -110,7 +110,7 @@ class Hooks:
         in_capture: bool = False,
         **more: Any,
     ) -> Any:
-        """Around ``init_forward_metadata_out_graph``: the buffers that a graph is captured or replayed with."""
+        """Around ``init_forward_metadata_out_graph``: the buffers of a capture or of the next replay."""
         where = "verify metadata of a " + ("capture" if in_capture else "replay")
         try:
             result = original(backend, forward_batch, in_capture, **more)
@@ -129,7 +129,10 @@ class Hooks:
         if _is_capturing():
             self.watch.once(f"not checked: {where}: it is itself prepared in a CUDA graph")
             return
-        baked, size = self._baked.setdefault(backend, {}), (int(batch.batch_size), calls.rows_of(batch))
+        baked, size = (
+            self._baked.setdefault(backend, {}),
+            (int(batch.batch_size), calls.rows_of(batch)),
+        )
         if in_capture:
             _wait(batch.seq_lens)
             made = backend.forward_metadata
@@ -197,7 +200,9 @@ class Hooks:
             "verify_attention",
             lambda file: record(file, "verify_attention", arguments, seen.call),
         )
-        self.watch.once(f"{self.watch.engine}: the tensors of a broken pass, for ddtree replay: {path}", "kept")
+        self.watch.once(
+            f"{self.watch.engine}: the tensors of a broken pass, for ddtree replay: {path}", "kept"
+        )
 
     def _compare_told(self, batch: Any, call: Call) -> None:
         """Say where ``spec_info`` and the query rows differ: the rows are believed, and run."""
@@ -235,7 +240,15 @@ def plugin() -> None:
     try:
         Hooks(hook_settings()).install()
     except InputError as error:
-        logger.error("ddtree hooks: NOT installed on SGLang: %s", error)  # noqa: TRY400  # no fault of ours
+        logger.error("ddtree hooks: NOT installed on SGLang: %s", error)  # no fault of ours
+
+
+def status() -> dict[str, str]:
+    """Each target's name; why the installed version does not have it, or an empty string."""
+    return {
+        name: resolve(paths)[1]
+        for name, _, paths in (("plugin registry", "", (REGISTRY,)), *TARGETS)
+    }
 
 
 def installed_version() -> str:
@@ -253,10 +266,10 @@ def resolve(paths: tuple[str, ...]) -> tuple[str, str]:
         try:
             pkgutil.resolve_name(path)
         except Exception as error:  # noqa: BLE001  # an engine's module may fail in any way when imported
-            reasons.append(f"{type(error).__name__}: {error}")
+            reasons.append(f"{path}: {type(error).__name__}: {error}")
         else:
             return path, ""
-    return "", f"this version has no {paths[0]}: {'; '.join(reasons)}"
+    return "", f"not found: {'; '.join(reasons)}"
 
 
 def is_hooked(function: Any, hook: Callable[..., Any]) -> bool:

@@ -1,4 +1,4 @@
-"""SGLang's metadata of one tree verification as a ``Call``: eager, at capture, before a replay, at the kernel.
+"""SGLang's metadata of one tree verification as a ``Call``: eager, at capture, before a replay, at a kernel.
 
 The width is never the backend's: that number comes from configuration. It is what the pass itself brings, its
 query rows shared by its requests, and where those are padded what its ``spec_info`` says. Versions differ in
@@ -13,7 +13,7 @@ from torch import Tensor
 from ddtree.invariants.call import Call
 from ddtree.invariants.claimed import index
 from ddtree.invariants.hooks.watch import NotCheckedError
-from ddtree.spec.contracts import FlatMask, VerifyLayout
+from ddtree.spec.contracts import FlatMask, QLen, VerifyLayout
 
 
 def is_verify(forward_mode: Any) -> bool:
@@ -145,7 +145,7 @@ def kernel_call(args: dict[str, Any]) -> Call | None:
 
 
 def captured_kernel_call(args: dict[str, Any]) -> Call | None:
-    """What ``extend_attention_fwd`` is captured with, by shapes alone: nothing can be read from the device."""
+    """What ``extend_attention_fwd`` is captured with, by shapes alone: the device cannot be read then."""
     requests, rows = int(args["qo_indptr"].numel()) - 1, int(args["q_extend"].shape[0])
     if requests < 1 or rows % requests:
         return None
@@ -162,7 +162,7 @@ def attention_arguments(given: dict[str, Any], call: Call) -> dict[str, Any]:
     layout = VerifyLayout(
         qo_indptr=given["qo_indptr"].int(), kv_indptr=given["kv_indptr"].int(),
         kv_indices=given["kv_indices"].long(), mask_indptr=given["mask_indptr"].long(),
-        max_q_len=int(given["max_len_extend"]),
+        max_q_len=QLen(int(given["max_len_extend"])),
         positions=nothing if call.positions is None else call.positions.long(),
         out_cache_loc=nothing if call.out_cache_loc is None else call.out_cache_loc.long(),
     )  # fmt: skip
@@ -174,7 +174,7 @@ def attention_arguments(given: dict[str, Any], call: Call) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def pool_size(pool: Tensor) -> dict[str, int]:
+def pool_size(pool: Tensor) -> dict[str, Any]:
     """Slots of a KV pool ``[slots, heads, head_dim]``; paged views of it are left alone."""
     return {"kv_pool_size": int(pool.shape[0])} if pool.ndim == 3 else {}
 
@@ -284,10 +284,12 @@ def _translates(backend: Any) -> bool:
     )
 
 
-def _tree(spec_info: Any, requests: int, width: int) -> dict[str, Tensor]:
+def _tree(spec_info: Any, requests: int, width: int) -> dict[str, Any]:
     """Parents, depths and node counts from the links to first children and next siblings; none where they
     are no tree whose nodes come before padding."""
-    links = [getattr(spec_info, name, None) for name in ("retrieve_next_token", "retrieve_next_sibling")]
+    links = [
+        getattr(spec_info, name, None) for name in ("retrieve_next_token", "retrieve_next_sibling")
+    ]
     if any(not isinstance(link, Tensor) or link.numel() < requests * width for link in links):
         return {}
     children, siblings = (

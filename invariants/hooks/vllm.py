@@ -1,8 +1,8 @@
 """vLLM's attention metadata, hooked from ``vllm.general_plugins``, which every process of it runs.
 
-vLLM 0.33 has no tree attention any more; its drafts are verified as chains. What its backends still hold is the
-common metadata that each of them builds its own from: query rows, sequence lengths, slots and block tables. All
-of it passes one class, ``AttentionGroup``.
+vLLM 0.33 has no tree attention any more; its drafts are verified as chains. What its backends still hold is
+the common metadata that each of them builds its own from: query rows, sequence lengths, slots and block
+tables. All of it passes one class, ``AttentionGroup``.
 """
 
 import functools
@@ -36,28 +36,18 @@ class Hooks:
     def __init__(self, chosen: Settings) -> None:
         """Check as the settings say."""
         self.watch = Watch(f"vLLM {installed_version() or '(unknown version)'}", chosen)
-        self.where: dict[str, str] = {}
 
     def install(self) -> None:
         """Put the hooks around the methods, look whether they are there, and say so."""
-        wrapped = {}
-        try:
-            group: Any = getattr(import_module(MODULE), CLASS)
-        except Exception as error:  # noqa: BLE001  # an engine's module may fail in any way when imported
-            why = f"this version has no {MODULE}.{CLASS}: {type(error).__name__}: {error}"
-            self.watch.installed({f"{CLASS}.{name}": why for name in TARGETS})
-            return
-        for name, what in TARGETS.items():
-            method = getattr(group, name, None)
-            if method is None:
-                self.where[f"{CLASS}.{name}"] = "this version has no such method"
-            else:
-                wrapped[name] = self._around(method, what)
-                setattr(group, name, wrapped[name])
-        for name, method in wrapped.items():
-            is_there = getattr(getattr(import_module(MODULE), CLASS), name) is method
-            self.where[f"{CLASS}.{name}"] = "" if is_there else "it is not the hooked one"
-        self.watch.installed(self.where)
+        where = status()
+        for name in [name for name, why in where.items() if not why]:
+            group = getattr(import_module(MODULE), CLASS)
+            method = name.rpartition(".")[2]
+            hooked = self._around(getattr(group, method), TARGETS[method])
+            setattr(group, method, hooked)
+            is_there = getattr(getattr(import_module(MODULE), CLASS), method) is hooked
+            where[name] = "" if is_there else "it is not the hooked one"
+        self.watch.installed(where)
 
     def _around(self, method: Callable[..., Any], where: str) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -77,7 +67,11 @@ class Hooks:
         if call is None:
             return
         found = None if call.positions is None else _roots(call.positions, call.qo_indptr)
-        if found is not None and call.prefix_lens is not None and found != call.prefix_lens.tolist():
+        if (
+            found is not None
+            and call.prefix_lens is not None
+            and found != call.prefix_lens.tolist()
+        ):
             # a drafter's passes may go on from positions of their own
             self.watch.once(
                 f"{self.watch.engine}: a pass begins at positions {found}, its prefixes are "
@@ -131,7 +125,7 @@ def metadata_call(group: Any, common: Any) -> Call | None:
 
 
 def _slots(group: Any, common: Any, requests: int, longest: int) -> dict[str, Any]:
-    """The slots of each request's blocks, and how many there are; none where blocks are mapped or shared out."""
+    """The slots of each request's blocks; none where blocks are mapped or shared out over ranks."""
     builder = group.get_metadata_builder(0)
     config = getattr(builder, "vllm_config", None)
     parallel = getattr(config, "parallel_config", None)
@@ -161,7 +155,20 @@ def plugin() -> None:
     try:
         Hooks(hook_settings()).install()
     except InputError as error:
-        logger.error("ddtree hooks: NOT installed on vLLM: %s", error)  # noqa: TRY400  # no fault of ours
+        logger.error("ddtree hooks: NOT installed on vLLM: %s", error)  # no fault of ours
+
+
+def status() -> dict[str, str]:
+    """Each target's name; why the installed version does not have it, or an empty string."""
+    try:
+        group = getattr(import_module(MODULE), CLASS)
+    except Exception as error:  # noqa: BLE001  # an engine's module may fail in any way when imported
+        why = f"not found: {MODULE}.{CLASS}: {type(error).__name__}: {error}"
+        return {f"{CLASS}.{name}": why for name in TARGETS}
+    return {
+        f"{CLASS}.{name}": "" if hasattr(group, name) else "this version has no such method"
+        for name in TARGETS
+    }
 
 
 def installed_version() -> str:

@@ -1,4 +1,4 @@
-"""What all hooks share: settings from the environment, what is done with a violation, and proof of being there.
+"""What all hooks share: the environment's settings, what is done with a violation, and proof of being there.
 
 A server must not fall by its checker: what a hook cannot read is said once and passed over, what it finds is
 logged and dumped, and only ``DDTREE_DEBUG_ACTION=raise`` stops the pass.
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ddtree.invariants.actions import act, counts
 from ddtree.invariants.call import Call
 from ddtree.invariants.capture import dump as dump_call
@@ -18,8 +20,9 @@ from ddtree.invariants.checks import check, check_cheaply
 from ddtree.invariants.settings import Settings, settings
 from ddtree.invariants.violation import InvariantViolation
 
-# Engines set up logging after they load plugins, some only for their own loggers: a warning is shown in any case.
 logger = logging.getLogger("ddtree.hooks")
+# All is said as warnings: engines set up logging after they load plugins, or for their own loggers alone, and
+# what is less would be lost.
 
 
 class NotCheckedError(Exception):
@@ -66,12 +69,10 @@ class Watch:
             self.engine, ", ".join(held), self.settings.level, ",".join(self.settings.actions), os.getpid(),
         )  # fmt: skip
         if missing:
-            logger.error(
-                "ddtree hooks: not installed on %s: %s", self.engine, "; ".join(missing)
-            )
+            logger.error("ddtree hooks: not installed on %s: %s", self.engine, "; ".join(missing))
 
     def is_due(self, kind: str) -> bool:
-        """Whether this call of a kind is one of those looked at: a fraction, evenly spread, the first with it."""
+        """Whether this call of a kind is looked at: a fraction is, evenly spread, the first with it."""
         seen = self._seen[kind] = self._seen.get(kind, 0) + 1
         sample = self.settings.sample
         return sample > 0 and (seen == 1 or int(seen * sample) != int((seen - 1) * sample))
@@ -106,7 +107,7 @@ class Watch:
 
     @contextmanager
     def guarded(self, where: str) -> Iterator[None]:
-        """Let violations through if they are to be raised; all else that goes wrong in a hook is said once."""
+        """Let violations that are to be raised through; all else that goes wrong in a hook is said once."""
         try:
             yield
         except InvariantViolation:
@@ -126,7 +127,7 @@ class Watch:
         if self._told > most and "raise" not in self.settings.actions:
             counts.add("violations", violation.invariant, kind)
             self.once(
-                f"{self.engine}: {most} violations are logged, more are only counted (DDTREE_DEBUG_MAX_DUMPS)",
+                f"{self.engine}: {most} violations are told, more are only counted (DDTREE_DEBUG_MAX_DUMPS)",
                 "counted only",
             )
             return
@@ -135,9 +136,11 @@ class Watch:
 
 def _sizes(call: Call) -> str:
     """What a call is, in a few words."""
-    lens: Any = call.q_lens if call.q_lens is not None else call.qo_indptr
+    lens: Any = call.q_lens
     if lens is None:
-        return "sizes unknown"
-    widths = sorted(set(lens.tolist() if lens is call.q_lens else lens.diff().tolist()))
-    text = str(widths[0]) if len(widths) == 1 else f"{widths[0]} to {widths[-1]}" if widths else "none"
-    return f"batch {lens.numel() - (lens is not call.q_lens)}, q_len {text}"
+        lens = torch.zeros(0) if call.qo_indptr is None else call.qo_indptr.diff()
+    widths = sorted(set(lens.tolist()))
+    width = "unknown" if not widths else str(widths[0])
+    if len(widths) > 1:
+        width += f" to {widths[-1]}"
+    return f"batch {lens.numel()}, q_len {width}"

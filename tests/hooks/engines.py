@@ -1,7 +1,7 @@
 """Engines' own modules from their wheels, on a machine without the engines' dependencies.
 
-``make engines`` puts the wheels' files under ``.engines``. Of an engine the modules that are named run as they
-are; the others, which those import at their top for names that a CPU test never calls, are stubs.
+``make engines`` puts the wheels' files under ``.engines``. Of an engine the modules that are named run as
+they are; the others, which those import at their top for names that a CPU test never calls, are stubs.
 """
 
 import importlib.util
@@ -75,7 +75,7 @@ class Stub(ModuleType):
 
 
 class Engine(MetaPathFinder, Loader):
-    """Finds an engine's modules: those named in its files, the others as stubs with what is given for them."""
+    """Finds an engine's modules: those named in its files, the others as stubs with given members."""
 
     def __init__(self, folder: Path, real: Iterable[str], known: dict[str, dict[str, Any]]) -> None:
         """Serve the package that lies in ``folder``, from now on."""

@@ -1,6 +1,5 @@
-"""SGLang's plugin loader and ``TritonAttnBackend`` as they stand in a wheel, with a model runner of plain numbers."""
+"""SGLang's ``TritonAttnBackend`` as it stands in a wheel, with a model runner of plain numbers."""
 
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -114,7 +113,8 @@ def backend() -> Any:
         ),
         model_config=Values(
             num_attention_heads=4, get_num_kv_heads=lambda *_: 2, get_max_num_attention_heads=lambda: 4,
-            v_head_dim=HEAD_DIM, swa_v_head_dim=HEAD_DIM, head_dim=HEAD_DIM, context_len=CONTEXT, is_encoder_decoder=False,
+            v_head_dim=HEAD_DIM, swa_v_head_dim=HEAD_DIM, head_dim=HEAD_DIM, context_len=CONTEXT,
+            is_encoder_decoder=False,
         ),
     )  # fmt: skip
     if (folder() / "srt/mem_cache/kv_index_translator.py").is_file():
@@ -131,7 +131,9 @@ def backend() -> Any:
 class Pass:
     """A verify pass of trees of one budget, in the engine's terms."""
 
-    def __init__(self, budget: int, prefixes: list[int], *, third_party: bool, topk: int = 4) -> None:
+    def __init__(
+        self, budget: int, prefixes: list[int], *, third_party: bool, topk: int = 4
+    ) -> None:
         """Draft trees, and lay them out over the slots of the backend's requests."""
         requests, vocab = len(prefixes), 50
         logits = torch.randn(requests, 7, vocab, generator=torch.Generator().manual_seed(budget))
@@ -146,7 +148,7 @@ class Pass:
         self.spec_info = (self._third_party if third_party else self._eagle)()
 
     def _third_party(self) -> Any:
-        """The ``spec_info`` of an algorithm that is not SGLang's own, which sets ``draft_token_num`` alone."""
+        """That of an algorithm that is not SGLang's own, which sets ``draft_token_num`` alone."""
         base = import_module("sglang.srt.speculative.spec_info")
         made = type("TreeVerifyInput", (base.SpecInput,), {})(base.SpecInputType.EAGLE_VERIFY)
         made.draft_token_num, made.custom_mask = self.width, self.mask
@@ -165,7 +167,7 @@ class Pass:
         )  # fmt: skip
 
     def batch(self, room: int = 0) -> Any:
-        """What the backend is given; with ``room`` for more requests, those are padding, as before a replay."""
+        """What the backend is given; ``room`` for more requests is padding, as before a replay."""
         modes = import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
         used = len(self.prefixes)
         padding = max(room - used, 0)
@@ -197,7 +199,11 @@ def attend(made: Any, pass_: Pass) -> Tensor:
     """Call the attention kernel as ``forward_extend`` does."""
     rows, meta = pass_.tree.token_ids.numel(), made.forward_metadata
     query = torch.randn(rows, 4, HEAD_DIM)
-    key, value, output = torch.randn(rows, 2, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM), torch.zeros(rows, 4, HEAD_DIM)
+    key, value, output = (
+        torch.randn(rows, 2, HEAD_DIM),
+        torch.randn(rows, 2, HEAD_DIM),
+        torch.zeros(rows, 4, HEAD_DIM),
+    )
     pool = torch.zeros(1 + 4 * CONTEXT, 2, HEAD_DIM)
     made.extend_attention_fwd(
         query, key, value, output, pool, pool, meta.qo_indptr, meta.kv_indptr, meta.kv_indices,

@@ -1,4 +1,4 @@
-"""Verify passes of SGLang's own metadata code, in a process of its own: ``python -m tests.hooks.sglang_pass``.
+"""Verify passes of SGLang's metadata code, in a process of its own: ``python -m tests.hooks.sglang_pass``.
 
 Arguments: a version, and a function of this module. SGLang's loader finds the plugin by the entry points of
 pyproject.toml; the function's result is printed as JSON in the last line.
@@ -7,44 +7,15 @@ pyproject.toml; the function's result is printed as JSON in the last line.
 import json
 import os
 import sys
-import tempfile
-import tomllib
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ddtree.invariants import InvariantViolation
 from tests.hooks import sglang_engine
+from tests.hooks.entry_points import caught, declare_entry_points
 from tests.hooks.sglang_engine import CONFIGURED, Pass, attend, backend
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def declare_entry_points() -> None:
-    """Let ``importlib.metadata`` find what pyproject.toml declares, whatever is installed here."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        groups = tomllib.load(file)["project"]["entry-points"]
-    folder = Path(tempfile.mkdtemp()) / "ddtree-0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ddtree\nVersion: 0\n")
-    lines = [
-        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
-        for group, entries in groups.items()
-    ]
-    (folder / "entry_points.txt").write_text("\n".join(lines))
-    sys.path.insert(0, str(folder.parent))
-
-
-def caught(do: Callable[[], object]) -> list[Any] | None:
-    """What a pass breaks, as its name, request and numbers; None: nothing."""
-    try:
-        do()
-    except InvariantViolation as found:
-        return [found.invariant, found.request, found.expected, found.found, found.hint]
-    return None
 
 
 def founding_bug(*, third_party: bool = False) -> dict[str, Any]:
@@ -81,7 +52,9 @@ def right_passes() -> int:
     follows = hasattr(made, "_target_verify_num_tokens_per_req")
     if follows:  # its mask has room for the configured width alone
         held = made._verify_mask
-        made._verify_mask = type(held)(torch.zeros(1 << 16, dtype=torch.uint8), held.mode, held.max_bs)
+        made._verify_mask = type(held)(
+            torch.zeros(1 << 16, dtype=torch.uint8), held.mode, held.max_bs
+        )
     for budget in (63, 1, 7, 8, 16):
         for prefixes in ([5], [31, 0, 17], [1, 2, 3, 20]):
             if not follows:
@@ -111,7 +84,10 @@ def other_passes() -> None:
     made.init_forward_metadata_out_graph(decode, True)
 
     warm_up = Pass(CONFIGURED - 1, [5, 9], third_party=False)
-    warm_up.spec_info.draft_token, warm_up.spec_info.custom_mask = None, torch.ones_like(warm_up.mask)
+    warm_up.spec_info.draft_token, warm_up.spec_info.custom_mask = (
+        None,
+        torch.ones_like(warm_up.mask),
+    )
     made.init_forward_metadata(warm_up.batch())
     empty = Pass(CONFIGURED - 1, [5, 9], third_party=True)
     empty.spec_info.custom_mask = torch.zeros_like(empty.mask)
@@ -125,7 +101,7 @@ def other_passes() -> None:
 
 
 def wrong() -> dict[str, Any]:
-    """Passes of the right width whose contents are wrong, and a tree too wide for the mask that graphs read."""
+    """Passes of the right width with wrong contents, and a tree too wide for the mask that graphs read."""
     made = backend()
     wide = Pass(63, [5], third_party=True)
 
@@ -138,13 +114,13 @@ def wrong() -> dict[str, Any]:
     def see(wrong: Pass, _: Any) -> None:
         wrong.spec_info.custom_mask[13 * 2 + 5 + 7] = True
 
-    def by_row(wrong: Pass, batch: Any) -> None:
+    def by_row(_: Pass, batch: Any) -> None:
         batch.positions = torch.cat([torch.arange(8) + 5, torch.arange(8) + 2])
 
-    def twice(wrong: Pass, batch: Any) -> None:
+    def twice(_: Pass, batch: Any) -> None:
         batch.out_cache_loc = torch.full_like(batch.out_cache_loc, 50)
 
-    def own_prefix(wrong: Pass, batch: Any) -> None:
+    def own_prefix(_: Pass, batch: Any) -> None:
         batch.out_cache_loc = batch.out_cache_loc - 1
 
     return {
@@ -169,7 +145,7 @@ def forked() -> list[int]:
 
 def swallow_the_attention_hook() -> None:
     """Have SGLang fail to apply that hook: it logs the failure and goes on."""
-    registry = import_module("sglang.srt.plugins.hook_registry")
+    registry: Any = import_module("sglang.srt.plugins.hook_registry")
     wrap = registry._wrap_fn
 
     def fail(function: Any, hook: Any, kind: Any) -> Any:

@@ -1,7 +1,5 @@
-"""SGLang's plugin on SGLang's own metadata code: its loader, registry and ``TritonAttnBackend`` from its wheels."""
+"""SGLang's plugin on SGLang's own plugin loader and ``TritonAttnBackend``, from its wheels."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +8,16 @@ from typing import Any
 import pytest
 
 from tests.hooks.engines import needs
+from tests.hooks.entry_points import run_script
 
 OLD, NEW = "0.5.16", "0.5.23"
-ROOT = Path(__file__).resolve().parents[2]
 HINT = "every segment fits width 8; this call's q_len is 17: the width came from configuration"
-old = pytest.mark.skipif(bool(needs(f"sglang-{OLD}", "common")), reason=needs(f"sglang-{OLD}", "common"))
-new = pytest.mark.skipif(bool(needs(f"sglang-{NEW}", "common")), reason=needs(f"sglang-{NEW}", "common"))
+old = pytest.mark.skipif(
+    bool(needs(f"sglang-{OLD}", "common")), reason=needs(f"sglang-{OLD}", "common")
+)
+new = pytest.mark.skipif(
+    bool(needs(f"sglang-{NEW}", "common")), reason=needs(f"sglang-{NEW}", "common")
+)
 both = pytest.mark.parametrize(
     "version", [pytest.param(OLD, marks=old), pytest.param(NEW, marks=new)]
 )
@@ -23,17 +25,7 @@ both = pytest.mark.parametrize(
 
 def run(version: str, name: str, folder: Path, **environment: str) -> tuple[Any, str]:
     """What a function of ``sglang_pass`` returns in a process of its own, and what is logged."""
-    environment = {"DDTREE_DEBUG": "1", "DDTREE_DEBUG_DUMP_DIR": str(folder)} | environment
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.hooks.sglang_pass", version, name],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    return run_script("tests.hooks.sglang_pass", version, name, folder=folder, **environment)
 
 
 def holds_founding_bug(found: dict[str, Any]) -> None:
@@ -50,7 +42,9 @@ def test_the_founding_bug_is_caught_where_sglang_had_it(tmp_path: Path) -> None:
     """Its own EAGLE metadata at 0.5.16, which takes the width from configuration, eager and in graphs."""
     found, log = run(OLD, "founding_bug", tmp_path, DDTREE_DEBUG_ACTION="raise")
     holds_founding_bug(found)
-    assert "ddtree hooks: installed on SGLang 0.5.16: TritonAttnBackend.init_forward_metadata, " in log
+    assert (
+        "ddtree hooks: installed on SGLang 0.5.16: TritonAttnBackend.init_forward_metadata, " in log
+    )
 
 
 @new
@@ -62,18 +56,21 @@ def test_the_founding_bug_is_caught_where_a_third_party_meets_it(tmp_path: Path)
 
 @both
 def test_what_is_right_is_passed_by(version: str, tmp_path: Path) -> None:
-    """Budgets 1 to 63, batches of different prefixes, padded replays in buffers that held larger passes, prefill,
-    decode and warm-ups raise no alarm; an unknown layout is said once to be not checked."""
+    """Budgets 1 to 63, batches of different prefixes, padded replays in buffers that held larger passes,
+    prefill, decode and warm-ups raise no alarm; an unknown layout is said once to be not checked."""
     passes, log = run(version, "silent", tmp_path, DDTREE_DEBUG_ACTION="raise")
     assert passes == 15
     assert log.count("not checked") == 1
-    assert "not checked: eager verify metadata: requests have widths of their own (ragged verify)" in log
+    assert (
+        "not checked: eager verify metadata: requests have widths of their own (ragged verify)"
+        in log
+    )
 
 
 @new
 def test_wrong_contents_and_a_missing_hook_are_caught(tmp_path: Path) -> None:
-    """A row that sees too much, positions by row, slots written twice or over the prefix, a mask buffer of the
-    configured width; and SGLang swallows a hook that cannot be applied, which is then missed by name."""
+    """A row that sees too much, positions by row, slots written twice or over the prefix, a mask buffer of
+    the configured width; and SGLang swallows a hook that cannot be applied, which is missed by name."""
     found, log = run(NEW, "wrong", tmp_path, DDTREE_DEBUG_ACTION="raise")
     names = {what: violation and violation[0] for what, violation in found.items()}
     assert names == {
@@ -85,17 +82,26 @@ def test_wrong_contents_and_a_missing_hook_are_caught(tmp_path: Path) -> None:
     }
     assert found["room"][2:4] == [64 * (5 + 64), 4 * 8 * (96 + 8)]
     assert "installed on SGLang 0.5.23: TritonAttnBackend.init_forward_metadata, " in log
-    assert "not installed on SGLang 0.5.23: extend_attention_fwd (SGLang did not apply the hook to" in log
+    assert (
+        "not installed on SGLang 0.5.23: extend_attention_fwd (SGLang did not apply the hook to"
+        in log
+    )
 
 
 @old
 def test_workers_dump_what_the_commands_read(tmp_path: Path) -> None:
-    """Parent and forked worker log and dump by default; check names the violation, replay runs the pass again."""
+    """Parent and forked worker log and dump by default; check names the violation, replay runs it again."""
     pids, log = run(OLD, "forked", tmp_path)
-    assert log.count("mask_len is broken in request 0, eager verify metadata: expected 374, found 104") == 2
+    assert (
+        log.count("mask_len is broken in request 0, eager verify metadata: expected 374, found 104")
+        == 2
+    )
     files = sorted(file.name for file in tmp_path.iterdir())
     for pid in pids:
-        assert any(f"-{pid}-" in file and file.endswith("-sglang_eager-mask_len.safetensors") for file in files), files
+        assert any(
+            f"-{pid}-" in file and file.endswith("-sglang_eager-mask_len.safetensors")
+            for file in files
+        ), files
     kept = next(file for file in files if "verify_attention" in file)
     eager = next(file for file in files if "sglang_eager" in file)
     ddtree = [sys.executable, "-m", "ddtree"]

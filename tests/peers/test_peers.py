@@ -1,5 +1,7 @@
 """The adapters that run on a CPU, against the reference; and what peers are handed."""
 
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -11,7 +13,8 @@ from ddtree.invariants.conformance.calls import parents, tree_of
 from ddtree.invariants.conformance.fuzz import hold
 from ddtree.invariants.conformance.properties import PROPERTIES
 from ddtree.peers import PEERS, load
-from ddtree.peers.sglang import linked, sglang_module
+from ddtree.peers.sglang import _folder, linked, sglang_module
+from tests.hooks.engines import ENGINES, needs
 
 BY_ID = {prop.id: prop for prop in PROPERTIES}
 ON_CPU = ("sdpa", "flex", "transformers-sdpa", "transformers-eager", "impl")
@@ -39,7 +42,21 @@ def test_a_missing_peer_is_an_import_error() -> None:
         sglang_module("sglang.kernels.ops.attention.extend_attention")
 
 
-@pytest.mark.skipif(find_spec("sglang") is None, reason="needs SGLang's wheel: make peers")
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang's wheel: installed, or from ``make engines`` for the time of a test."""
+    if find_spec("sglang") is None:
+        if needs("sglang-0.5.23"):
+            pytest.skip(needs("sglang-0.5.23"))
+        monkeypatch.syspath_prepend(str(ENGINES / "sglang-0.5.23"))
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
+        del sys.modules[name]
+    sglang_module.cache_clear()
+    _folder.cache_clear()
+
+
+@pytest.mark.usefixtures("sglang")
 @pytest.mark.parametrize(
     ("prop", "state"),
     [
