@@ -113,8 +113,9 @@ def test_workers_dump_what_the_commands_read(tmp_path: Path) -> None:
     again = subprocess.run(
         [*ddtree, "replay", tmp_path / kept], capture_output=True, text=True, check=False
     )
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "verify_attention" in again.stdout
+    # on wrong metadata the two may read other bits; 2 would be a file that cannot be run
+    assert again.returncode in {0, 1}, again.stdout + again.stderr
+    assert "verify_attention: reference and kernels" in again.stdout
 
 
 @new
