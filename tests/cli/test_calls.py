@@ -212,8 +212,8 @@ def test_show_needs_a_mask(run: Run, tmp_path: Path) -> None:
 def test_the_verbs_are_these() -> None:
     """A verb joins the app by being listed there."""
     assert [command.callback.__name__ for command in app.registered_commands if command.callback] == [
-        "generate", "tune", "demo", "check", "dump", "replay", "show", "catalogue", "conform", "isolate",
-        "hooks", "prove",
+        "generate", "tune", "demo", "check", "dump", "replay", "show", "report", "catalogue", "conform",
+        "isolate", "hooks", "prove",
     ]  # fmt: skip
 
 
