@@ -213,7 +213,8 @@ def generate(
             "topk": "all" if kept is None else str(kept),
         }
         if all(one.found for one in run.written):
-            write_whole(trace, _traced(run, about))
+            with progress("drawing the rounds"):
+                write_whole(trace, _traced(run, about))
             stderr().print(f"wrote {trace}", markup=False, soft_wrap=True)
         else:
             stderr().print(f"{trace} is not written: the generation was interrupted", markup=False)

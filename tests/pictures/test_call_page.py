@@ -192,6 +192,17 @@ def test_rulers_have_the_right_and_the_wrong_places() -> None:
     assert not page.one("figure", data_ruler="kv_indptr").all(class_="wrong")
 
 
+def test_an_indptr_that_ends_past_its_entries_is_wrong() -> None:
+    """Every segment is where it should be, and there is less than they ask for."""
+    whole = made_up([5, 3])
+    assert whole.kv_indices is not None
+    page = page_of(replace(whole, kv_indices=whole.kv_indices[:7]))
+    figure = page.one("figure", data_ruler="kv_indptr")
+    assert "✕ kv_indptr: the segments end at 8, past the 7 entries of kv_indices" in figure.text
+    assert figure.one("rect", class_="held").attributes["width"] == "87.50%"
+    assert not page.one("figure", data_ruler="mask_indptr").all(class_="wrong")
+
+
 def test_lengths_on_a_ruler_are_shares_of_the_longest() -> None:
     """A segment of 104 of 374 entries takes as much of the width."""
     figure = page_of(made_up([5], fault="width=8")).one("figure", data_ruler="mask_indptr")
@@ -217,6 +228,11 @@ def test_the_tree_shows_path_padding_and_lost_nodes() -> None:
     assert sorted(rows("accepted")) == sorted(accepted)
     assert len(page.all("path", class_="accepted")) == len(accepted) - 1
     assert rows("lost") == list(range(8, 17))
+    parents = call.parents.clone()
+    parents[0, 4] = 9
+    orphaned = page_of(replace(made_up([5]), parents=parents))
+    assert [g.attributes["data-row"] for g in orphaned.all("g", class_="orphan")] == ["4"]
+    assert "nodes whose parent is no earlier row" in orphaned.text
     assert len(page.all("path", class_="edge")) == 16
 
 

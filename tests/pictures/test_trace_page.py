@@ -97,7 +97,7 @@ def test_each_round_has_its_tree_path_and_tokens() -> None:
     accepted = [int(g.attributes["data-row"]) for g in rounds[0].all("g", class_="accepted")]
     assert accepted == [0, 1, 3]
     assert rounds[1].one(class_="padding").text == "padding: rows 4 to 5"
-    assert "4 nodes of 6 rows; drafted in 1.0 ms, verified in 250.0 ms" in rounds[1].text
+    assert "4 nodes of 6 rows; batch drafted in 1.0 ms, verified in 250.0 ms" in rounds[1].text
     assert rounds[0].all("text", class_="token")[0].text == "<script>hac…"
 
 
@@ -123,9 +123,9 @@ def test_acceptance_by_depth_is_counted_along_the_path() -> None:
     page = page_of(PROMPT)
     table = page.section("Acceptance by depth").one("table")
     assert [row[2:] for row in table.table()[1:]] == [
-        ["2 of 4 (50 %)", "2 of 3 (67 %)"],
-        ["1 of 4 (25 %)", "1 of 2 (50 %)"],
-        ["0 of 4 (0 %)", "never drafted"],
+        ["2 of 4 (50%)", "2 of 3 (67%)"],
+        ["1 of 4 (25%)", "1 of 2 (50%)"],
+        ["0 of 4 (0%)", "never drafted"],
     ]
     widths = [r.attributes["width"] for r in table.all("rect")]
     assert widths == ["75.00%", "50.00%", "50.00%", "25.00%", "0.00%", "0.00%"]
@@ -144,7 +144,7 @@ def test_a_large_tree_keeps_its_best_nodes_and_its_path() -> None:
     shown = page.one("section", class_="round")
     drawn = [int(g.attributes["data-row"]) for g in shown.all("g", class_="accepted")]
     assert drawn == [0, 1, 121, 122]
-    assert "123 nodes of 123 rows; drawn are the 64 best and the accepted path" in shown.text
+    assert "123 nodes of 123 rows; drawn are the 48 best and the accepted path" in shown.text
 
 
 def test_several_prompts_each_have_their_rounds() -> None:

@@ -70,4 +70,4 @@ def _bar(one: Depth) -> Markup:
 
 
 def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / max(whole, 1):.0f} %"
+    return f"{100 * part / max(whole, 1):.0f}%"

@@ -105,7 +105,8 @@ def _drawn(found: dict[str, Any], folder: Path, *, is_open: bool) -> list[object
         else "The call that the backend made:"
     )
     told = tag("p", note, class_="note")
-    return [folded("the call, drawn", told, call_pictures(call, report), open_=is_open), *commands]
+    drawn = call_pictures(call, report)
+    return [folded("the call, drawn", told, drawn, open_=is_open and not report.ok), *commands]
 
 
 def record_page(data: dict[str, Any]) -> tuple[str, bytes]:

@@ -19,8 +19,11 @@ def text(value: object) -> Markup:
     """A value as text; characters that HTML cannot hold are shown as a replacement character."""
     if isinstance(value, Markup):
         return value
-    raw = "".join(c if c in "\n\t" or c.isprintable() or c > "\x9f" else "�" for c in str(value))
-    return Markup(escape(raw.encode("utf-8", "replace").decode()))
+    raw = str(value)
+    if not raw.isprintable():
+        shown = (c if c in "\n\t" or c.isprintable() or c > "\x9f" else "�" for c in raw)
+        raw = "".join(shown).encode("utf-8", "replace").decode()
+    return Markup(escape(raw))
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:

@@ -40,6 +40,11 @@ class Ruler:
         pairs = zip(_segments(self.right), self._padded(), strict=True)
         return [b for b, (right, found) in enumerate(pairs) if right != found]
 
+    @property
+    def past(self) -> bool:
+        """Whether the segments end past what holds them."""
+        return self.held is not None and self.found[-1] > self.held[1]
+
     def _padded(self) -> list[tuple[int, int] | None]:
         """The segments that are there, None for the others."""
         count = len(self.right or self.found) - 1
@@ -78,9 +83,9 @@ def ruler_picture(ruler: Ruler) -> Markup:
     wrong = set(ruler.wrong)
     most = max(1, *(ruler.right or [0]), *ruler.found, ruler.held[1] if ruler.held else 0)
     verdict = _verdict(ruler, wrong)
-    sign = tag(
-        "span", "✕ " if wrong else "✓ " if ruler.right else "· ", class_="bad" if wrong else "good"
-    )
+    is_wrong = bool(wrong) or ruler.past
+    mark = "✕ " if is_wrong else "✓ " if ruler.right else "· "
+    sign = tag("span", mark, class_="bad" if is_wrong else "good")
     parts: list[Markup] = []
     if ruler.right is not None:
         parts += _bar(_segments(ruler.right), most, UPPER, set(), "right")
@@ -93,7 +98,8 @@ def ruler_picture(ruler: Ruler) -> Markup:
     parts += _numbers(ruler.found, most, LOWER + BAR + 14)
     if ruler.held is not None:
         width = _at(ruler.held[1], most)
-        parts.append(tag("rect", x=0, y=LOWER + BAR + 2, width=width, height=3, class_="held"))
+        class_ = "held wrong" if ruler.past else "held"
+        parts.append(tag("rect", x=0, y=LOWER + BAR + 2, width=width, height=3, class_=class_))
     label = f"{ruler.name}: {verdict}"
     drawn = tag(
         "svg", *parts, class_="ruler", width="100%", height=HEIGHT, role="img", aria_label=label
@@ -127,6 +133,9 @@ def ruler_picture(ruler: Ruler) -> Markup:
 def _verdict(ruler: Ruler, wrong: set[int]) -> str:
     if ruler.right is None:
         return "the call does not say where its segments should be"
+    if ruler.held is not None and ruler.past:
+        end, (holder, size) = ruler.found[-1], ruler.held
+        return f"the segments end at {end:,}, past the {size:,} entries of {holder}"
     if not wrong:
         return "every segment is where it should be"
     if len(ruler.right) == 2:

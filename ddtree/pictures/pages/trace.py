@@ -14,7 +14,7 @@ from ddtree.pictures.pages.page import facts, page, section
 from ddtree.pictures.pages.tree import tree_picture
 from ddtree.pictures.view import TreeView, shown
 
-MOST_NODES = 64
+MOST_NODES = 48
 """Nodes of a round that are drawn: the best ones, which are a tree too, and the accepted path."""
 
 
@@ -177,7 +177,7 @@ def _round(
     size = f"{counted(stats.num_nodes, 'node')} of {counted(view.q_len, 'row')}"
     if len(rows) < stats.num_nodes:
         size += f"; drawn are the {MOST_NODES} best and the accepted path"
-    times = f"drafted in {_ms(stats.draft_seconds)}, verified in {_ms(stats.verify_seconds)}"
+    times = f"batch drafted in {_ms(stats.draft_seconds)}, verified in {_ms(stats.verify_seconds)}"
     return tag(
         "section",
         tag("h3", head),

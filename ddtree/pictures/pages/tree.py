@@ -82,6 +82,8 @@ def legend(view: TreeView, computed: int | None = None) -> Markup | None:
         said.append("✓ and the thick line mark the accepted path")
     if view.padding:
         said.append("the hatched box stands for padding rows")
+    if len(view.roots()) > 1:
+        said.append("✕ and a broken outline mark nodes whose parent is no earlier row")
     if computed is not None and computed < len(view.parents):
         said.append("✕ and a broken outline mark nodes that this call computes no row for")
     return tag("p", f"{'; '.join(said)}.", class_="note")
@@ -108,7 +110,8 @@ def _boxed(
     view: TreeView, row: int, name: int, box: int, tall: int, *, is_lost: bool
 ) -> list[Markup]:
     """A node as a box with its row, its token and its score."""
-    sign = "✓" * (row in view.accepted) + "✕" * is_lost
+    is_orphan = row > 0 and view.parent(row) is None
+    sign = "✓" * (row in view.accepted) + "✕" * (is_lost or is_orphan)
     score = view.score(row, 2) if row else ""
     parts = [
         tag("rect", width=box, height=tall, rx=5),
