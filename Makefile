@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-long sanitize mutants lint pyright bench peers engines conformance format clean \
+.PHONY: help env demo test test-long gpu sanitize mutants lint pyright bench peers engines conformance format clean \
 	train-prompts train-texts train-fit train-evaluate
 
 help: ## list the targets
@@ -41,13 +41,11 @@ test: $(STAMP) ## the tests, quick profile
 test-long: $(STAMP) ## the tests with many more examples and the whole equality matrix
 	DDTREE_PROFILE=long $(BIN)/pytest -n auto
 
-# Without PyTorch's caching allocator every tensor is an allocation of its own, so that one byte too far is seen.
-SANITIZED := -q -p no:cacheprovider tests/impl/test_equal.py tests/impl/test_attention.py \
-	-k 'test_impl_equals_spec or every_kind or keep_too_many or chosen_configurations or ragged'
+gpu: $(STAMP) ## everything that needs an NVIDIA GPU: tests, then measurements (tools/on_gpu.py --help)
+	$(BIN)/python tools/on_gpu.py
 
 sanitize: $(STAMP) ## every kernel once under compute-sanitizer (needs an NVIDIA GPU)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \
-		$(BIN)/python -m pytest $(SANITIZED)
+	$(BIN)/python tools/on_gpu.py --only sanitize
 
 mutants: $(STAMP) ## mutate spec/ and see that tests fail (FILES="spec/index.py", EVERY=10: a tenth)
 	$(BIN)/python tools/mutants.py --every $(or $(EVERY),1) $(FILES)

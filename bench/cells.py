@@ -141,7 +141,7 @@ def make_call(
         kv_indptr=indptr(prefixes, torch.int32),
         kv_indices=torch.cat([s[:p] for s, p in zip(slots, prefixes, strict=True)]),
         mask_indptr=indptr([q * (p + q) for p, q in lens], torch.int64),
-        max_q_len=max(q_lens),
+        max_q_len=spec.QLen(max(q_lens)),
         positions=torch.cat(
             [p + t.depths[0].long() for p, t in zip(prefixes, trees, strict=True)]
         ).to(device),

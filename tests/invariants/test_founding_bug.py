@@ -1,13 +1,17 @@
-"""The founding bug: a configured width in place of the call's own, in every field and on both paths."""
+"""What gives the founding bug away: a dump, any one field beside it, buffers alone, debug mode.
 
+That it garbles, and is named in every field and on both paths, is held in ``tests/test_founding_bug.py``.
+"""
+
+from collections.abc import Collection
 from dataclasses import replace
-from itertools import chain, combinations, product
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from ddtree.decoding.founding_bug import configured_width
+from ddtree.decoding.founding_bug import FIELDS, configured_width
 from ddtree.invariants import Call, InvariantViolation, check, debug, dump, load, report, violations
 from ddtree.spec import (
     Budget,
@@ -23,96 +27,18 @@ from ddtree.spec.index import mask_len, q_len_of
 from tests.invariants.calls import indptr, verify
 
 WIDTH = 8
-NAMED = {"qo_indptr": "qo_indptr", "mask_indptr": "mask_len", "max_q_len": "max_q_len"}
-FIELDS = list(chain.from_iterable(combinations(NAMED, n) for n in (1, 2, 3)))
-PREFIXES = [[5], [5, 3], [0, 9, 2]]
-CASES = list(product(FIELDS, (1, 8, 16, 63), (1, 4, None), PREFIXES))
 
 
 def ident(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-@pytest.mark.parametrize(("fields", "budget", "topk", "prefixes"), CASES, ids=ident)
-def test_eager(fields: tuple[str, ...], budget: int, topk: int | None, prefixes: list[int]) -> None:
-    """Each field that holds the width is named, and no other width is, whatever else holds it too."""
-    tree, layout, mask = verify(prefixes, budget, topk)
-    found = violations(Call.of(tree, configured_width(layout, WIDTH, fields), mask))
-    named = {violation.invariant for violation in found}
-    assert {NAMED[name] for name in fields} <= named
-    assert named <= {*(NAMED[name] for name in fields), "mask_indptr"}
-    first = found[0]
-    if "mask_indptr" in fields:
-        q_len = q_len_of(Budget(budget))
-        assert (first.invariant, first.request) == ("mask_len", 0)
-        assert (first.expected, first.found) == (
-            mask_len(PrefixLen(prefixes[0]), q_len),
-            mask_len(PrefixLen(prefixes[0]), QLen(WIDTH)),
-        )
-        hint = (
-            f"every segment fits width {WIDTH}; this call's q_len is {q_len}: "
-            "the width came from configuration"
-        )
-        assert first.hint.startswith(hint)
-        if len(fields) > 1:  # the width stands in another field too, so nothing else explains it
-            assert first.hint in {hint, f"{hint}, or the budget was taken for budget + 1"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "topk", "prefixes"), list(product(FIELDS, (1, 4), PREFIXES)), ids=ident
-)
-def test_budget_7_hides_it(fields: tuple[str, ...], topk: int, prefixes: list[int]) -> None:
-    """Where budget + 1 is the configured width nothing is wrong, and nothing is said."""
-    tree, layout, mask = verify(prefixes, 7, topk)
-    assert violations(Call.of(tree, configured_width(layout, WIDTH, fields), mask)) == []
-
-
-@pytest.mark.parametrize(("fields", "budget", "topk", "prefixes"), CASES, ids=ident)
-def test_fixed_buffers(
-    fields: tuple[str, ...], budget: int, topk: int | None, prefixes: list[int]
-) -> None:
-    """The same through buffers whose metadata a capture baked with the configured width."""
-    tree, layout, mask = verify(prefixes, budget, topk)
-    buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(Budget(budget)), max(prefixes) + 1)
-    buffers.fill(tree, layout, mask)
-    bake(buffers, fields, prefixes)
-    found = violations(Call.of(tree, buffers))
-    named = {violation.invariant for violation in found}
-    baked = [
-        name for name in fields if not (name == "max_q_len" and q_len_of(Budget(budget)) <= WIDTH)
-    ]
-    assert {NAMED[name] for name in baked} <= named, named
-    if "mask_indptr" in fields:
-        assert found[0].invariant == "mask_len"
-        assert found[0].hint.startswith(
-            f"every segment fits width {WIDTH}; this call's q_len is {q_len_of(Budget(budget))}"
-        )
-
-
-def bake(buffers: VerifyBuffers, fields: tuple[str, ...], prefixes: list[int]) -> None:
-    """Write the configured width into filled buffers, tails included."""
-    batch = len(prefixes)
-    lens = {
-        "qo_indptr": [WIDTH] * batch,
-        "mask_indptr": [mask_len(PrefixLen(p), QLen(WIDTH)) for p in prefixes],
-    }
-    for name in fields:
-        if name == "max_q_len":
-            buffers.layout = replace(buffers.layout, max_q_len=QLen(WIDTH))
-        else:
-            into = getattr(buffers.layout, name)
-            into[: batch + 1] = indptr(lens[name])
-            into[batch + 1 :] = into[batch]
-
-
-@pytest.mark.parametrize("topk", [1, 4])
-def test_budget_7_hides_it_in_buffers(topk: int) -> None:
-    """Buffers baked with width 8 are right for budget 7."""
-    tree, layout, mask = verify([5, 3], 7, topk)
-    buffers = VerifyBuffers(3, QLen(8), 6)
-    buffers.fill(tree, layout, mask)
-    bake(buffers, ("qo_indptr", "mask_indptr", "max_q_len"), [5, 3])
-    assert violations(Call.of(tree, buffers)) == []
+def bake(buffers: VerifyBuffers, fields: Collection[str] = FIELDS) -> None:
+    """Write the configured width into filled buffers, as a capture does."""
+    wrong = configured_width(buffers.layout, WIDTH, fields)
+    buffers.layout.qo_indptr.copy_(wrong.qo_indptr)
+    buffers.layout.mask_indptr.copy_(wrong.mask_indptr)
+    buffers.layout = replace(buffers.layout, max_q_len=wrong.max_q_len)
 
 
 @pytest.mark.parametrize(("prefixes", "whole", "short"), [([5], 374, 104), ([5, 3], 714, 192)])
@@ -186,7 +112,7 @@ def test_without_evidence_there_is_no_alarm() -> None:
 def test_debug_mode_stops_the_eager_path() -> None:
     """With debug mode on, the first public call that takes the wrong layout raises before it runs."""
     tree, layout, mask = verify([5, 3], 16, 1)
-    wrong = configured_width(layout, WIDTH, ("qo_indptr", "mask_indptr", "max_q_len"))
+    wrong = configured_width(layout, WIDTH)
     buffers = VerifyBuffers(2, QLen(17), 6)
     with (
         debug(),
@@ -204,7 +130,7 @@ def test_debug_mode_stops_the_captured_path() -> None:
     tree, layout, mask = verify([5, 3], 16, 1)
     buffers = VerifyBuffers(2, QLen(17), 6)
     buffers.fill(tree, layout, mask)
-    bake(buffers, ("qo_indptr", "mask_indptr"), [5, 3])
+    bake(buffers, ("qo_indptr", "mask_indptr"))
     with debug(), pytest.raises(InvariantViolation, match="on entry to accept_greedy") as caught:
         accept_greedy(tree, torch.zeros(34, dtype=torch.int64), buffers.layout, Horizon(7))
     assert caught.value.invariant == "mask_len"
@@ -259,7 +185,7 @@ def test_fixed_buffers_without_the_tree(budget: int, prefixes: list[int]) -> Non
     buffers = VerifyBuffers(len(prefixes) + 1, q_len_of(Budget(budget)), max(prefixes) + 1)
     buffers.fill(tree, layout, mask)
     assert violations(Call.of(buffers)) == []
-    bake(buffers, tuple(NAMED), prefixes)
+    bake(buffers)
     first = violations(Call.of(buffers))[0]
     q_len = q_len_of(Budget(budget))
     assert (first.invariant, first.request) == ("mask_len", 0)
