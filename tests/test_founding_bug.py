@@ -166,7 +166,9 @@ def test_a_configured_width(
             "the width came from configuration"
         )
         assert first.hint.startswith(hint)
-        if path == "eager" and len(expected) > 1:  # another field holds it too: nothing else explains it
+        if (
+            path == "eager" and len(expected) > 1
+        ):  # another field holds it too: nothing else explains it
             assert first.hint in {hint, f"{hint}, or the budget was taken for budget + 1"}
 
 

@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tests" / "mutants.md"
 
+EQUAL = "tests/impl/test_equal.py"
 TESTS: dict[str, tuple[str, ...]] = {
     "spec/index.py": ("tests/spec/test_index.py",),
     "spec/tree.py": ("tests/spec/test_tree.py", "tests/spec/test_bad_input.py"),
@@ -35,8 +36,24 @@ TESTS: dict[str, tuple[str, ...]] = {
     "spec/layout.py": ("tests/spec/test_layout.py", "tests/spec/test_bad_input.py"),
     "spec/accept.py": ("tests/spec/test_accept.py", "tests/spec/test_bad_input.py"),
     "spec/commit.py": ("tests/spec/test_commit.py", "tests/spec/test_bad_input.py"),
+    "spec/attention.py": ("tests/spec/test_attention.py", "tests/spec/test_bad_input.py"),
+    "spec/buffers.py": ("tests/spec/test_buffers.py", "tests/spec/test_bad_input.py"),
+    "spec/round.py": ("tests/spec/test_round.py", "tests/spec/test_bad_input.py"),
+    "spec/sampling.py": ("tests/spec/test_sampling.py", "tests/spec/test_accept.py"),
+    "spec/softmax.py": ("tests/spec/test_softmax.py",),
+    "spec/exact.py": ("tests/spec/test_softmax.py",),
+    "impl/accept.py": (EQUAL, "-k", "spec and accept"),
+    "impl/attention.py": ("tests/impl/test_attention.py", "-k", "not fp8 and not scales"),
+    "impl/buffers.py": ("tests/impl/test_round.py", EQUAL, "-k", "buffers"),
+    "impl/commit.py": (EQUAL, "-k", "spec and commit"),
+    "impl/layout.py": (EQUAL, "-k", "spec and plan"),
+    "impl/mask.py": (EQUAL, "-k", "spec and mask"),
+    "impl/rank.py": (EQUAL, "-k", "tree or logits"),
+    "impl/round.py": ("tests/impl/test_round.py",),
+    "impl/sampling.py": (EQUAL, "-k", "sampled"),
+    "impl/tree.py": (EQUAL, "-k", "tree or paths"),
 }
-"""The files that are mutated unless others are named, and the tests of each."""
+"""The files that can be mutated, and pytest's arguments for the tests of each."""
 
 SKIPPED = {
     "core/RemoveDecorator",  # @public is debug mode's hook: tests/invariants/test_debug.py, not these tests
@@ -154,6 +171,8 @@ def _warm() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # as tests/conftest.py, before Triton is imported
 
 
 def main(arguments: list[str]) -> int:

@@ -218,6 +218,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (attend(softcap=0.0), "softcap is 0.0; it must be above 0"),
     (attend(window=0), "window is 0; the least is 1"),
     (attend(key_pool=torch.zeros(9, 2, 4), value_pool=torch.zeros(9, 2, 4)), "kv_indices of request 1 holds slot 10; the pool has 9 slots"),
+    (attend(key_pool=torch.zeros(10, 2, 4), value_pool=torch.zeros(10, 2, 4)), "kv_indices of request 1 holds slot 10; the pool has 10 slots"),
     (attend(layout=replace(LAYOUT, qo_indptr=indptr(0, 8, 16))), "flat mask has 64 entries; the layout reads entry 103"),
     (attend(layout=replace(LAYOUT, qo_indptr=indptr(0, 4, 9))), "qo_indptr gives request 1 rows 4 to 9; query has 8"),
     (attend(layout=replace(LAYOUT, qo_indptr=indptr(0, 4, 3))), "request 1 has q_len -1"),

@@ -50,7 +50,7 @@ def test_written_out() -> None:
     """One request of two nodes and prefix 1 in buffers for two requests, width 3 and context 2."""
     tree = tree_of(parents=[[-1, 0]], tokens=[[7, 8]])
     layout = plan_verify(tree, torch.tensor([1]), torch.tensor([[4, 5, 6]]))
-    buffers = VerifyBuffers(2, QLen(3), 2, pad_slot=-1)
+    buffers = VerifyBuffers(2, QLen(3), 2)
     buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
     assert {name: tensor.int().tolist() for name, tensor in contents(buffers).items()} == {
         "qo_indptr": [0, 2, 2],
@@ -150,6 +150,17 @@ def test_attention_through_buffers_equals_the_eager_one(
     assert torch.equal(replayed[:rows], eager)
     assert torch.equal(lse[:rows], eager_lse)
     assert (replayed[rows:] == 0).all()
+    assert (lse[rows:] == -torch.inf).all()
+
+
+def test_a_width_that_is_not_the_calls_own_does_not_fit_in() -> None:
+    """Rows of width 3 under a max_q_len of 1 are refused by their number, and nothing is written."""
+    tree = tree_of(parents=[[-1, 0, 0]], tokens=[[7, 8, 9]])
+    layout = plan_verify(tree, torch.tensor([1]), torch.tensor([[4, 5, 6, 7]]))
+    buffers = VerifyBuffers(1, QLen(1), 1)
+    with pytest.raises(InputError, match="3 entries do not fit a buffer of 1"):
+        buffers.fill(tree, replace(layout, max_q_len=QLen(1)), tree_mask(tree, layout, "flat"))
+    assert not any(tensor.clamp(min=0).any() for tensor in contents(buffers).values())
 
 
 @given(st.verify_calls(max_q_len=18), st.verify_calls(max_q_len=18), hs.data())
