@@ -113,7 +113,7 @@ def _versions(peer: dict[str, Any]) -> str:
 
 def _table(ran: dict[str, Any]) -> list[str]:
     """Properties down, peers across; a number is how many cases ran."""
-    first = next(iter(ran.values()), {"properties": []})["properties"]
+    first: list[Any] = next(iter(ran.values()), {"properties": []})["properties"]
     lines = [f"| property | {' | '.join(ran)} |", f"|---|{'---|' * len(ran)}"]
     for i, prop in enumerate(first):
         cells = [peer["properties"][i] for peer in ran.values()]

@@ -21,6 +21,7 @@ import platform
 import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def decorator() -> dict[str, float]:
         return one, other, third
 
     decorated = public(plain)
-    costs = [cost(lambda f=f: f(1, 2, third=3), 100_000) for f in (plain, decorated)]
+    costs = [cost(partial(f, 1, 2, third=3), 100_000) for f in (plain, decorated)]
     return {
         "decorator: undecorated function": costs[0],
         "decorator: under @public, debug mode off": costs[1],
@@ -97,13 +98,13 @@ def dispatch() -> dict[str, float]:
     registered = op("nothing", writes=("into",))(nothing)
     custom = custom_op("ddtree::nothing_custom", nothing, mutates_args=("into",))
     tensors = [torch.zeros(3, device=DEVICE) for _ in range(4)]
-    kinds = {
+    kinds: dict[str, Callable[..., Any]] = {
         "operator: undecorated launcher": nothing,
         "operator: launcher under @op, called by eager code": registered,
         "operator: through the dispatcher, as traced code calls it": torch.ops.ddtree.nothing.default,
         "operator: the same made by torch.library.custom_op": custom,
     }
-    return {name: cost(lambda f=f: f(*tensors, 5), 5000) for name, f in kinds.items()}
+    return {name: cost(partial(f, *tensors, 5), 5000) for name, f in kinds.items()}
 
 
 class NoKernel:

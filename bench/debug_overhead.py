@@ -25,7 +25,7 @@ from torch.nn.functional import rms_norm, silu
 from ddtree import impl
 from ddtree.impl import CapturedCheck
 from ddtree.invariants import Call, debug
-from ddtree.spec import BitMask, Budget, DraftTree, VerifyLayout
+from ddtree.spec import BitMask, Budget, DraftTree, QLen, VerifyLayout
 
 WIDTH, INSIDE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 12288, 32, 8, 128, 151936
 BATCH, BUDGET, PREFIX, HORIZON = 8, 64, 4096, 15
@@ -63,7 +63,7 @@ class Pass:
         planned = impl.plan_verify(self.tree, self.prefix_lens, self.table)
         flat = impl.tree_mask(self.tree, planned, "flat")
         self.bits: BitMask = impl.tree_mask(self.tree, planned, "bits")
-        self.buffers = impl.VerifyBuffers(BATCH, BUDGET + 1, PREFIX, device="cuda")
+        self.buffers = impl.VerifyBuffers(BATCH, QLen(BUDGET + 1), PREFIX, device="cuda")
         self.buffers.fill(self.tree, planned, flat)
         self.layout: VerifyLayout = self.buffers.layout
 

@@ -46,7 +46,9 @@ class Call:
     value_scale: float | None = None
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(
+        self,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, spec.VerifyLayout, spec.BitMask]:
         """The positional arguments of ``verify_attention``."""
         return (
             self.query, self.key, self.value, self.key_pool, self.value_pool, self.layout, self.mask

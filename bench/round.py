@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ sys.path.insert(0, str(ROOT))
 from ddtree import impl, spec  # noqa: E402
 from ddtree.impl.rank import ranked  # noqa: E402
 from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
+from ddtree.spec import Budget, Horizon  # noqa: E402
 from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
 from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
 from tests.impl.replays import CAPTURED, replay, same  # noqa: E402
 
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
-VOCAB, HORIZON, PREFIX = 151936, 15, 2048
+VOCAB, HORIZON, PREFIX = 151936, Horizon(15), 2048
 SHAPES = [(budget, batch) for batch in (1, 8, 32) for budget in (16, 64, 128, 256, 512, 1024)]
 """(budget, batch)"""
 TARGETS = {(64, 1): 60.0, (512, 1): 250.0, (64, 32): 400.0}
@@ -108,8 +110,8 @@ def check_tree(name: str, draft: torch.Tensor, budget: int, topk: int | None, lo
     roots = torch.randint(0, draft.shape[2], draft.shape[:1], device="cuda")
     same_tree(
         f"{name} {list(draft.shape)} {draft.dtype} budget {budget} topk {topk} logits {logits}",
-        impl.build_tree(draft, roots, budget, topk, from_logits=logits),
-        spec.build_tree(draft.cpu(), roots.cpu(), budget, topk, from_logits=logits),
+        impl.build_tree(draft, roots, Budget(budget), topk, from_logits=logits),
+        spec.build_tree(draft.cpu(), roots.cpu(), Budget(budget), topk, from_logits=logits),
     )
 
 
@@ -118,12 +120,12 @@ def check_trees(shape: tuple[int, int, int, int], count: int) -> int:
 
     One process takes a whole shape, which compiles its kernels once.
     """
-    *sizes, budget = shape
+    batch, horizon, vocab, budget = shape
     generator = torch.Generator("cuda").manual_seed(sum(shape))
-    logits = draft_logits(*sizes, generator)
+    logits = draft_logits(batch, horizon, vocab, generator)
     base = logits.float().log_softmax(-1)
-    normal = torch.randn(sizes, device="cuda", generator=generator)
-    noise = torch.rand(sizes, device="cuda", generator=generator)
+    normal = torch.randn(shape[:3], device="cuda", generator=generator)
+    noise = torch.rand(shape[:3], device="cuda", generator=generator)
     second = base.topk(min(2, base.shape[2]), -1).values[..., -1:]
     grid = (noise * 6).floor()
     log_probs = {
@@ -207,7 +209,7 @@ def draw_inputs(budget: int, batch: int, generator: torch.Generator) -> tuple[In
     prefix_lens = torch.randint(
         PREFIX // 2, PREFIX, (batch,), device="cuda", dtype=torch.int32, generator=generator
     )
-    tree = impl.build_tree(logits, roots, budget, from_logits=True)
+    tree = impl.build_tree(logits, roots, Budget(budget), from_logits=True)
     layout = impl.plan_verify(tree, prefix_lens, table)
     target_ids = followed(tree, layout, generator)
     return Inputs(logits, log_probs, roots, prefix_lens, table, target_ids), table
@@ -232,17 +234,17 @@ def paged(pools: list[torch.Tensor], table: torch.Tensor, page_size: int) -> spe
     return spec.PagedKV(tuple(pools[:LAYERS]), tuple(pools[LAYERS:]), table.clone(), page_size)
 
 
-def build(inputs: Inputs, budget: int, from_logits: bool) -> spec.DraftTree:
+def build(inputs: Inputs, budget: int, *, from_logits: bool) -> spec.DraftTree:
     """The trees, from logits in bf16 or from log-probs in float32."""
     draft = inputs.logits if from_logits else inputs.log_probs
-    return impl.build_tree(draft, inputs.roots, budget, from_logits=from_logits)
+    return impl.build_tree(draft, inputs.roots, Budget(budget), from_logits=from_logits)
 
 
 def whole(
     inputs: Inputs, kv: spec.PagedKV, budget: int, *, from_logits: bool = True
 ) -> tuple[Any, ...]:
     """Everything of a round but the model."""
-    tree = build(inputs, budget, from_logits)
+    tree = build(inputs, budget, from_logits=from_logits)
     layout = impl.plan_verify(tree, inputs.prefix_lens, kv.slot_table)
     mask = impl.tree_mask(tree, layout)
     acceptance = impl.accept_greedy(tree, inputs.target_ids, layout, HORIZON)
@@ -277,7 +279,9 @@ def check_whole(inputs: Inputs, kv: spec.PagedKV, budget: int, from_logits: bool
     tree, layout, mask, acceptance, commit = whole(inputs, kv, budget, from_logits=from_logits)
     torch.cuda.set_sync_debug_mode("default")
     draft = inputs.logits if from_logits else inputs.log_probs
-    known_tree = spec.build_tree(draft.cpu(), inputs.roots.cpu(), budget, from_logits=from_logits)
+    known_tree = spec.build_tree(
+        draft.cpu(), inputs.roots.cpu(), Budget(budget), from_logits=from_logits
+    )
     same_tree("whole", tree, known_tree)
     known = spec.plan_verify(known_tree, inputs.prefix_lens.cpu(), known_kv.slot_table)
     for field in ("qo_indptr", "kv_indptr", "mask_indptr", "positions", "out_cache_loc"):
@@ -306,7 +310,7 @@ def microseconds(calls: list[Callable[[], Any]], repeats: int = 30) -> float:
         kept = [call() for call in calls]
     for _ in range(3):
         graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -330,25 +334,24 @@ def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, fl
     kept = min(budget, VOCAB)
     result = {
         "accepted": statistics.mean(float(m[3].num_accepted.float().mean()) for m in made),
-        "build": microseconds([lambda i=i: build(i, budget, True) for i in inputs]),
-        "rank": microseconds([lambda i=i: ranked(i.logits, kept, softmax=True) for i in inputs]),
-        "log_probs_build": microseconds([lambda i=i: build(i, budget, False) for i in inputs]),
-        "log_probs_rank": microseconds([lambda i=i: ranked(i.log_probs, kept) for i in inputs]),
-        "plan": microseconds(
-            [lambda i=i, m=m: impl.plan_verify(m[0], i.prefix_lens, i.slot_table) for i, m in pairs]
+        "build": microseconds([partial(build, i, budget, from_logits=True) for i in inputs]),
+        "rank": microseconds([partial(ranked, i.logits, kept, softmax=True) for i in inputs]),
+        "log_probs_build": microseconds(
+            [partial(build, i, budget, from_logits=False) for i in inputs]
         ),
-        "bits": microseconds([lambda m=m: impl.tree_mask(m[0], m[1]) for _, m in pairs]),
+        "log_probs_rank": microseconds([partial(ranked, i.log_probs, kept) for i in inputs]),
+        "plan": microseconds(
+            [partial(impl.plan_verify, m[0], i.prefix_lens, i.slot_table) for i, m in pairs]
+        ),
+        "bits": microseconds([partial(impl.tree_mask, m[0], m[1]) for _, m in pairs]),
         "accept": microseconds(
-            [
-                lambda i=i, m=m: impl.accept_greedy(m[0], i.target_ids, m[1], HORIZON)
-                for i, m in pairs
-            ]
+            [partial(impl.accept_greedy, m[0], i.target_ids, m[1], HORIZON) for i, m in pairs]
         ),
     }
     for page_size, rows in kvs.items():
         result[f"commit{page_size}"] = microseconds(
             [
-                lambda m=m, kv=kv: impl.commit_kv(kv, m[1], m[3])
+                partial(impl.commit_kv, kv, m[1], m[3])
                 for (_, m), kv in zip(pairs, rows, strict=True)
             ]
         )
@@ -357,7 +360,7 @@ def measure(budget: int, batch: int, generator: torch.Generator) -> dict[str, fl
     ):  # fmt: skip
         result[name] = microseconds(
             [
-                lambda i=i, kv=kv, f=from_logits: whole(i, kv, budget, from_logits=f)
+                partial(whole, i, kv, budget, from_logits=from_logits)
                 for i, kv in zip(inputs, kvs[page_size], strict=True)
             ]
         )
@@ -381,22 +384,23 @@ def measure_choice(generator: torch.Generator, rows: int = 65) -> dict[str, floa
         spec_row_uniforms(sampling, to("cpu", layout), tree.token_ids.shape[0])[:rows],
     )
     same("argmax", first_argmax(logits[0]), spec_first_argmax(logits[0].cpu()))
-    result = {"argmax": microseconds([lambda x=x: first_argmax(x) for x in logits])}
+    result = {"argmax": microseconds([partial(first_argmax, x) for x in logits])}
     for name, temperature, top_k, top_p in [
         ("sample", 1.0, None, None),
         ("top-k", 0.8, 50, None),
         ("top-p", 0.8, None, 0.9),
     ]:
-        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         found = impl.accept_sampled(tree, logits[0], layout, HORIZON, uniforms, **options)
+        known_tree, known_layout = to("cpu", tree), to("cpu", layout)
         expected = spec.accept_sampled(
-            *to("cpu", (tree, logits[0], layout)), HORIZON, uniforms.cpu(), **options
+            known_tree, logits[0].cpu(), known_layout, HORIZON, uniforms.cpu(), **options
         )
         same(f"{name} bonus", found.bonus, expected.bonus)
         same(f"{name} nodes", found.nodes, expected.nodes)
         result[name] = microseconds(
             [
-                lambda x=x, o=options: impl.accept_sampled(tree, x, layout, HORIZON, uniforms, **o)
+                partial(impl.accept_sampled, tree, x, layout, HORIZON, uniforms, **options)
                 for x in logits
             ],
             10,

@@ -96,14 +96,13 @@ class Case:
     def batch(self, count: int) -> tuple[DraftTree, Any]:
         """So many requests with this tree, and their layout; only real rows."""
         nodes = int(self.tree.num_nodes[0])
+
+        def repeated(part: Tensor) -> Tensor:
+            return part[:, :nodes].expand(count, -1).contiguous()
+
         tree = DraftTree(
-            *(
-                part[:, :nodes].expand(count, -1).contiguous()
-                for part in (
-                    self.tree.token_ids, self.tree.parents, self.tree.depths, self.tree.scores,
-                )
-            ),
-            self.tree.num_nodes.expand(count).contiguous(),
+            repeated(self.tree.token_ids), repeated(self.tree.parents), repeated(self.tree.depths),
+            repeated(self.tree.scores), self.tree.num_nodes.expand(count).contiguous(),
         )  # fmt: skip
         device = tree.token_ids.device
         prefix = torch.full((count,), self.prefix_len, device=device)

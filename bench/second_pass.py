@@ -67,15 +67,18 @@ class Recorder:
 
     def begin(self, place: int, token_ids: Tensor, reserve: int) -> Tensor:
         """A prompt."""
-        return self._noted("begin", place, token_ids, reserve)
+        logits: Tensor = self._noted("begin", place, token_ids, reserve)
+        return logits
 
     def line_up(self, places: Sequence[int]) -> Sequence[int]:
         """The order of a round."""
-        return self._noted("line_up", tuple(places))
+        order: Sequence[int] = self._noted("line_up", tuple(places))
+        return order
 
     def forward(self, *call: Any) -> Tensor:
         """A verify pass."""
-        return self._noted("forward", *call)
+        logits: Tensor = self._noted("forward", *call)
+        return logits
 
     def commit(self, *call: Any) -> Any:
         """Its commit."""
@@ -217,7 +220,7 @@ def one_pass(model: Any, prompts: list[Tensor], texts: list[tuple[int, ...]]) ->
 
 def verdict(cell: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the cell shows what it must."""
-    return (
+    return bool(
         cell["tokens"] > 0
         and cell["not the argmax in the second pass"] == 0
         and cell["texts other than what the passes emitted"] == 0
