@@ -107,9 +107,14 @@ class Watch:
 
     @contextmanager
     def guarded(self, where: str) -> Iterator[None]:
-        """Let violations that are to be raised through; all else that goes wrong in a hook is said once."""
+        """Let violations that are to be raised through; all else that goes wrong in a hook is said once.
+
+        What the hook makes is made on the CPU: engines work under other default devices, and while a graph is
+        captured nothing may come from one.
+        """
         try:
-            yield
+            with torch.device("cpu"):
+                yield
         except InvariantViolation:
             raise
         except NotCheckedError as error:

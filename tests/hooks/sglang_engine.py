@@ -91,10 +91,12 @@ def folder() -> Path:
 def backend() -> Any:
     """A ``TritonAttnBackend``, made by its own constructor, with graph buffers for four requests."""
     module = import_module("sglang.srt.layers.attention.triton_backend")
-    requests = 4
+    requests, device = 4, str(torch.get_default_device())
     table = torch.arange(1, 1 + requests * CONTEXT, dtype=torch.int32).view(requests, CONTEXT)
     pool = SimpleNamespace(
-        get_value_buffer=lambda _: torch.zeros(1 + requests * CONTEXT, 2, HEAD_DIM), start_layer=0
+        get_value_buffer=lambda _: torch.zeros(1 + requests * CONTEXT, 2, HEAD_DIM),
+        get_v_head_dim=lambda: HEAD_DIM,
+        start_layer=0,
     )
     runner = Values(
         req_to_token_pool=SimpleNamespace(size=requests, req_to_token=table),
@@ -102,7 +104,7 @@ def backend() -> Any:
         token_to_kv_pool_allocator=SimpleNamespace(),
         sliding_window_size=None,
         page_size=1,
-        device="cpu",
+        device=device,
         gpu_id=0,
         is_draft_worker=False,
         decode_num_tokens_per_req=lambda: CONFIGURED,
@@ -121,7 +123,7 @@ def backend() -> Any:
         translator = import_module("sglang.srt.mem_cache.kv_index_translator")
         runner.kv_index_translator = translator.KVIndexTranslator(
             req_to_token=table, token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
-            token_to_kv_pool=pool, page_size=1, device="cpu",
+            token_to_kv_pool=pool, page_size=1, device=device,
         )  # fmt: skip
     made = module.TritonAttnBackend(runner)
     made.init_cuda_graph_state(requests, requests * 64)
@@ -136,7 +138,9 @@ class Pass:
     ) -> None:
         """Draft trees, and lay them out over the slots of the backend's requests."""
         requests, vocab = len(prefixes), 50
-        logits = torch.randn(requests, 7, vocab, generator=torch.Generator().manual_seed(budget))
+        random = torch.Generator().manual_seed(budget)
+        logits = torch.randn(requests, 7, vocab, generator=random, device="cpu")
+        logits = logits.to(torch.get_default_device())
         roots = torch.arange(requests)
         log_probs = torch.log_softmax(logits * 3, -1)
         self.tree = spec.build_tree(log_probs, roots, spec.Budget(budget), topk)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ def founding_bug(*, third_party: bool = False) -> dict[str, Any]:
     found["replay"] = caught(lambda: made.init_forward_metadata_out_graph(wide.batch(room=4)))
     ragged = Pass(16, [31, 0, 5], third_party=third_party)
     found["batch"] = caught(lambda: made.init_forward_metadata(ragged.batch()))
+    batch = wide.batch()
+    with torch.device("meta"):  # as models are loaded and graphs captured: another default device
+        found["another device"] = caught(lambda: made.init_forward_metadata(batch))
+    hooks: Any = import_module("ddtree.invariants.hooks.sglang")
+    is_capturing, hooks._is_capturing = hooks._is_capturing, lambda: True
+    found["kernel, captured"] = caught(lambda: attend(made, wide))
+    hooks._is_capturing = is_capturing
     return found
 
 
@@ -49,17 +57,20 @@ def silent() -> int:
 def right_passes() -> int:
     """Passes whose width is the configured one, or comes from the call."""
     made, passes = backend(), 0
-    follows = hasattr(made, "_target_verify_num_tokens_per_req")
-    if follows:  # its mask has room for the configured width alone
-        held = made._verify_mask
+    held = getattr(
+        made, "_verify_mask", None
+    )  # since 0.5.17, when the width came to follow the call
+    follows = held is not None
+    if held is not None:  # it has room for the configured width alone
         made._verify_mask = type(held)(
             torch.zeros(1 << 16, dtype=torch.uint8), held.mode, held.max_bs
         )
-    for budget in (63, 1, 7, 8, 16):
-        for prefixes in ([5], [31, 0, 17], [1, 2, 3, 20]):
+    for budget, topk in product((63, 1, 7, 8, 16), (4, 1)):
+        for prefixes in ([5], [31, 0, 17]):
             if not follows:
                 made.num_draft_tokens = budget + 1
-            done = Pass(budget, prefixes, third_party=not follows and budget % 2 == 0)
+            done = Pass(budget, prefixes, third_party=budget % 2 == 0, topk=topk)
+            done.spec_info.num_tokens_per_req = budget + 1
             made.init_forward_metadata(done.batch())
             if budget < 8:  # the interpreter is slow
                 attend(made, done)
@@ -128,6 +139,24 @@ def wrong() -> dict[str, Any]:
         "slots of the prefix": broken(own_prefix),
         "room": caught(lambda: made.init_forward_metadata_out_graph(wide.batch(), True)),
     }  # fmt: skip
+
+
+def captured() -> dict[str, Any]:
+    """On a GPU: the attention kernel in a CUDA graph, of the right width and of another."""
+    torch.set_default_device("cuda")
+    made, right, wide = backend(), Pass(7, [5], third_party=False), Pass(16, [5], third_party=False)
+    found = {"capture": caught(lambda: made.init_forward_metadata_out_graph(right.batch(), True))}
+    attend(made, right)  # a warm-up, which compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found["kernel"] = caught(lambda: attend(made, right))
+    found["replay"] = caught(lambda: made.init_forward_metadata_out_graph(right.batch()))
+    graph.replay()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        found["wide kernel"] = caught(lambda: attend(made, wide))
+    found["wide replay"] = caught(lambda: made.init_forward_metadata_out_graph(wide.batch()))
+    torch.cuda.synchronize()
+    return found
 
 
 def forked() -> list[int]:

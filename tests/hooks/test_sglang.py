@@ -35,6 +35,8 @@ def holds_founding_bug(found: dict[str, Any]) -> None:
     for graph in ("capture", "replay"):
         assert found[graph] == ["mask_len", 0, 374, 104, HINT + " or an earlier fill"]
     assert found["batch"] == ["mask_len", 0, 17 * (31 + 17), 8 * (31 + 8), HINT]
+    assert found["another device"] == found["eager"]
+    assert found["kernel, captured"][:4] == ["max_q_len", None, "at least 17", 8]
 
 
 @old
@@ -56,10 +58,10 @@ def test_the_founding_bug_is_caught_where_a_third_party_meets_it(tmp_path: Path)
 
 @both
 def test_what_is_right_is_passed_by(version: str, tmp_path: Path) -> None:
-    """Budgets 1 to 63, batches of different prefixes, padded replays in buffers that held larger passes,
-    prefill, decode and warm-ups raise no alarm; an unknown layout is said once to be not checked."""
+    """Trees of 1 to 63 nodes, chains whose rows are mostly padding, padded replays in buffers that held larger
+    passes, prefill, decode and warm-ups raise no alarm; an unknown layout is said once to be not checked."""
     passes, log = run(version, "silent", tmp_path, DDTREE_DEBUG_ACTION="raise")
-    assert passes == 15
+    assert passes == 20
     assert log.count("not checked") == 1
     assert (
         "not checked: eager verify metadata: requests have widths of their own (ragged verify)"
@@ -86,6 +88,16 @@ def test_wrong_contents_and_a_missing_hook_are_caught(tmp_path: Path) -> None:
         "not installed on SGLang 0.5.23: extend_attention_fwd (SGLang did not apply the hook to"
         in log
     )
+
+
+@old
+@pytest.mark.gpu
+def test_kernels_in_a_graph_are_checked(tmp_path: Path) -> None:
+    """While a CUDA graph is captured shapes alone are looked at, and the capture goes through."""
+    found, _ = run(OLD, "captured", tmp_path, DDTREE_DEBUG_ACTION="raise", TRITON_INTERPRET="0")
+    assert found.pop("wide kernel")[:4] == ["max_q_len", None, "at least 17", 8]
+    assert found.pop("wide replay")[:4] == ["mask_len", 0, 374, 104]
+    assert found == {"capture": None, "kernel": None, "replay": None}
 
 
 @old
@@ -122,7 +134,7 @@ def test_workers_dump_what_the_commands_read(tmp_path: Path) -> None:
 def test_off_nothing_is_hooked(tmp_path: Path) -> None:
     """Without DDTREE_DEBUG the same passes run unhooked: the bug is there, and nothing is said or written."""
     found, log = run(NEW, "founding_bug_of_a_third_party", tmp_path, DDTREE_DEBUG="")
-    assert len(found) == 6
+    assert len(found) == 8
     assert not any(found.values())
     assert "ddtree" not in log
     assert not list(tmp_path.iterdir())
