@@ -58,7 +58,7 @@ def test_the_founding_bug_is_caught_where_a_third_party_meets_it(tmp_path: Path)
 
 @both
 def test_what_is_right_is_passed_by(version: str, tmp_path: Path) -> None:
-    """Trees of 1 to 63 nodes, chains whose rows are mostly padding, padded replays in buffers that held larger
+    """Trees of 1 to 63 nodes, chains whose rows are mostly padding, replays in buffers that held larger
     passes, prefill, decode and warm-ups raise no alarm; an unknown layout is said once to be not checked."""
     passes, log = run(version, "silent", tmp_path, DDTREE_DEBUG_ACTION="raise")
     assert passes == 20
