@@ -87,6 +87,10 @@ def _print(report: "Report", not_read: dict[str, str], file: Path, verbose: bool
     counts = f"{len(report.held)} held, {len(broken)} broken, {len(report.not_checked)} not checked"
     style = "bold red" if broken else "bold green"
     console.print(Text(f"{file}: {verdict} ({counts})", style), soft_wrap=True)
+    if broken:
+        console.print(
+            Text(f"next: ddtree report {file}  (a page to look at)", "bold"), soft_wrap=True
+        )
 
 
 def _not_checked(report: "Report", verbose: bool) -> list[str]:

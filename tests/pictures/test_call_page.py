@@ -270,6 +270,22 @@ def test_other_forms_of_the_mask_are_read() -> None:
     assert marked(page, "leaked") == set()
 
 
+def test_without_a_tree_the_mask_tells_where_it_is_read_wrongly() -> None:
+    """A call of attention holds no tree: bits are judged by the mask where the right widths put it."""
+    fields = ("qo_indptr", "kv_indptr", "mask_indptr", "custom_mask", "positions")
+    whole, sound = made_up([5, 7], fault="mask_indptr=8"), made_up([5, 7])
+    call = Call(**{name: getattr(whole, name) for name in fields})
+    page = page_of(call)
+    assert "bits are judged by the mask itself, read where it should be" in page.text
+    assert (marked(page, "leaked"), marked(page, "hidden")) == wrong_bits(whole, 1)
+    quiet = page_of(Call(**{name: getattr(sound, name) for name in fields}))
+    assert "That is where it should be; without a tree no bit is judged." in quiet.text
+    assert not quiet.all("g", class_="leaked")
+    assert sound.custom_mask is not None
+    unsound = replace(call, custom_mask=~sound.custom_mask)
+    assert "Without a tree that can be followed no bit is judged" in page_of(unsound).text
+
+
 def test_a_width_that_claims_the_moon_is_not_drawn() -> None:
     """Nothing is allocated for it; the page says that the mask is not drawn."""
     call = replace(made_up([5]), qo_indptr=torch.tensor([0, 2**31 - 1]))

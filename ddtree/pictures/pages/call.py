@@ -171,25 +171,23 @@ def _rulers(call: Call, sizes: Sizes) -> Markup | None:
 
 
 def _requests(call: Call, sizes: Sizes, report: Report) -> list[Markup]:
-    """The pictures of each request, those with something broken first and open."""
+    """The pictures of each request: the first violation's and the first with wrong bits open, on top."""
     in_use = [b for b in range(sizes.batch) if b not in sizes.idle]
     views = {b: seen(call, sizes, b) for b in in_use}
     first = next((v.request for v in report.broken if v.request is not None), None)
     broken = {v.request for v in report.broken}
 
-    def urgency(b: int) -> tuple[bool, bool, int]:
-        view = views[b]
-        is_wrong = view is not None and bool((view.leaked | view.hidden).any())
-        return (b != first, not (is_wrong or b in broken), b)
-
-    drawn = sorted(in_use, key=urgency)[:MOST_REQUESTS]
+    wrong = [b for b, view in views.items() if view and bool((view.leaked | view.hidden).any())]
+    drawn = sorted(in_use, key=lambda b: (b != first, b not in wrong, b not in broken, b))
+    shown = {*drawn[:1], *[b for b in drawn if b in wrong][:1]}
+    drawn = drawn[:MOST_REQUESTS]
     sections = []
-    for place, b in enumerate(drawn):
+    for b in drawn:
         pictures = _request(call, sizes, b, views[b])
         if not pictures:
             continue
         title = f"Request {b}" + (f" of {sizes.batch}" if sizes.batch > 1 else "")
-        if place == 0:
+        if b in shown:
             sections.append(section(title, *pictures))
         else:
             sections.append(tag("section", folded(title, *pictures), class_="tight"))

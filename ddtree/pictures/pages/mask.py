@@ -14,8 +14,8 @@ from ddtree.pictures.pages.markup import Markup, counted, join, ranges, svg, tab
 from ddtree.pictures.pages.seen import Seen
 from ddtree.pictures.view import Cell
 
-MOST_PREFIX = 8
-"""A longer prefix is drawn as this many columns, each for a range of entries."""
+MOST_PREFIX, CONDENSED = 16, 8
+"""A longer prefix is drawn as so many columns, each for a range of entries."""
 MOST_ROWS = 80
 """More rows are drawn as blocks of rows, and the first wrong bit's surroundings beside them."""
 MOST_TOLD = 8
@@ -56,13 +56,19 @@ def _counts(view: Seen) -> str:
         text += (
             f" {counted(view.outside, 'entry', 'entries')} of them lie past the end of the mask."
         )
-    if view.num_nodes is None:
+    if not view.judged:
         return f"{text} Without a tree that can be followed no bit is judged."
+    if view.num_nodes is None and not leaked and not hidden:
+        return f"{text} That is where it should be; without a tree no bit is judged."
+    if view.num_nodes is None:
+        text += (
+            " The call holds no tree: bits are judged by the mask itself, read where it should be."
+        )
     if not leaked and not hidden:
         return f"{text} Every real row sees just what it must."
     return (
         f"{text} {counted(leaked, 'bit')} {'leaks' if leaked == 1 else 'leak'} and {hidden:,} "
-        f"{'is' if hidden == 1 else 'are'} hidden, of {view.num_nodes * view.found.shape[1]:,} of real rows."
+        f"{'is' if hidden == 1 else 'are'} hidden, of {view.judged * view.found.shape[1]:,}."
     )
 
 
@@ -70,7 +76,7 @@ def _condensed(view: Seen, step: int) -> Iterator[str]:
     """What the picture does not show bit by bit."""
     if view.prefix > MOST_PREFIX:
         yield (
-            f"Condensed: the {view.prefix:,} prefix entries are drawn as {MOST_PREFIX} columns; one with a "
+            f"Condensed: the {view.prefix:,} prefix entries are drawn as {CONDENSED} columns; one with a "
             "wrong bit is marked."
         )
     if step > 1:
@@ -92,7 +98,7 @@ def _blocks(rows: range, step: int) -> Blocks:
 def _map(
     view: Seen, blocks: Blocks, across: Blocks, labels: Sequence[str], accepted: Sequence[int]
 ) -> Markup:
-    shown = min(view.prefix, MOST_PREFIX)
+    shown = view.prefix if view.prefix <= MOST_PREFIX else CONDENSED
     bounds = [view.prefix * i // shown for i in range(shown + 1)] if shown else []
     columns = [*pairwise(bounds), *((view.prefix + a, view.prefix + b) for a, b in across)]
     codes = _gravest(view.codes(), blocks, columns)

@@ -30,12 +30,14 @@ class Seen:
     """Right width, by the evidence of the call."""
     prefix_len: int
     num_nodes: int | None
-    """None where the call holds no tree that can be followed: then nothing is judged."""
+    """None where the call holds no tree that can be followed."""
+    judged: int
+    """Rows whose bits are judged, from the first on: by the tree, or without one by the mask itself where
+    that is sound if read at the right widths."""
     computed: int
     """Rows that the call computes, by its own ``qo_indptr``."""
     found: Bits
     must: Bits
-    """Rows from ``num_nodes`` on are not judged."""
     outside: int
     """Entries of these rows that lie past the end of the mask."""
     reading: str
@@ -66,7 +68,7 @@ class Seen:
 
     def _judged(self, bits: Bits) -> Bits:
         bits = bits.copy()
-        bits[self.num_nodes or 0 :] = False
+        bits[self.judged :] = False
         return bits
 
 
@@ -104,13 +106,40 @@ def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
         reading = f"read from the field {form.form}, {q_len} rows"
     nodes = tree_rows(call, b)
     must = np.zeros_like(found)
+    judged = 0
     if nodes is not None and call.parents is not None:
-        nodes = min(nodes, rows)
+        judged = nodes = min(nodes, rows)
         must[:nodes, :prefix_len] = True
         must[:nodes, prefix : prefix + nodes] = ancestors(call.parents[b, :nodes]).numpy()
+    elif (own := _sound_mask(call, sizes, b)) is not None:
+        judged = q_len
+        must[:q_len, :prefix_len] = own[:, :prefix_len]
+        must[:q_len, prefix : prefix + q_len] = own[:, prefix_len:]
     return Seen(
-        b, rows, prefix, q_len, prefix_len, nodes, computed, found, must, outside, reading
-    )  # fmt: skip
+        request=b,
+        rows=rows,
+        prefix=prefix,
+        q_len=q_len,
+        prefix_len=prefix_len,
+        num_nodes=nodes,
+        judged=judged,
+        computed=computed,
+        found=found,
+        must=must,
+        outside=outside,
+        reading=reading,
+    )
+
+
+def _sound_mask(call: Call, sizes: Sizes, b: int) -> Bits | None:
+    """The flat mask where the right widths put it, if rows then see their prefix, themselves, no later row."""
+    if call.custom_mask is None or sizes.q_lens is None or sizes.prefix_lens is None:
+        return None
+    q_len, prefix_len = sizes.q_lens[b], sizes.prefix_lens[b]
+    bits, outside = _read_flat(call.custom_mask, sizes.mask_starts[b], q_len, prefix_len)
+    tree = bits[:, prefix_len:]
+    is_sound = bits[:, :prefix_len].all() and tree.diagonal().all() and not np.triu(tree, 1).any()
+    return bits if is_sound and not outside else None
 
 
 def _read_flat(mask: Tensor, start: int, rows: int, prefix: int) -> tuple[Bits, int]:
