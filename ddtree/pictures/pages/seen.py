@@ -132,7 +132,7 @@ def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
 
 
 def _sound_mask(call: Call, sizes: Sizes, b: int) -> Bits | None:
-    """The flat mask where the right widths put it, if rows then see their prefix, themselves, no later row."""
+    """The flat mask where the right widths put it, if rows then see prefix, self and no later row."""
     if call.custom_mask is None or sizes.q_lens is None or sizes.prefix_lens is None:
         return None
     q_len, prefix_len = sizes.q_lens[b], sizes.prefix_lens[b]
