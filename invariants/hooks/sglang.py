@@ -74,11 +74,11 @@ class Hooks:
                 )
             else:
                 self.where[name] = why
-        apply_hooks = registry.HookRegistry.apply_hooks
+        apply_hooks = vars(registry.HookRegistry)["apply_hooks"]
 
         def applied(_: object) -> None:
             registry.HookRegistry.apply_hooks = apply_hooks
-            apply_hooks()
+            registry.HookRegistry.apply_hooks()
             for name, (path, hook) in targets.items():
                 is_there = is_hooked(pkgutil.resolve_name(path), hook)
                 self.where[name] = "" if is_there else f"SGLang did not apply the hook to {path}"

@@ -12,7 +12,18 @@ import typer
 from ddtree.cli.output import need, write_whole
 from tests.cli.conftest import Run
 
-VERBS = ("generate", "tune", "demo", "check", "dump", "show", "report", "catalogue", "prove")
+VERBS = (
+    "generate",
+    "tune",
+    "demo",
+    "check",
+    "dump",
+    "show",
+    "report",
+    "catalogue",
+    "hooks",
+    "prove",
+)
 
 
 def command(*args: object, **env: str) -> "subprocess.CompletedProcess[str]":

@@ -81,6 +81,15 @@ def test_wheel_holds_the_linked_folders_as_files(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ddtree"}
 
 
+def test_wheel_names_the_hooks_to_the_engines(wheel: Path) -> None:
+    """SGLang and vLLM find the hooks by the entry points of the installed package."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/entry_points.txt")]
+        told = archive.read(name).decode()
+    assert "[sglang.srt.plugins]\nddtree = ddtree.hooks:sglang" in told
+    assert "[vllm.general_plugins]\nddtree = ddtree.hooks:vllm" in told
+
+
 def test_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     """The links survive the source archive: the wheel built from it holds the same files."""
     build = [sys.executable, "-m", "hatchling", "build", "-d"]
