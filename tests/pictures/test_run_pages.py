@@ -180,6 +180,16 @@ def test_two_factors_are_crossed_together() -> None:
     assert told == [{"pass"}, {"pass"}, {"pass"}, {"fail"}]  # "none": no replay is an eager call
 
 
+def test_values_of_a_number_stand_together_where_they_decide_alike() -> None:
+    """Beside the other factor: 8 is apart, though with an eager call all widths pass."""
+    page = parsed(
+        isolation_page(made(lambda cell: cell.q_len != 8 and cell.execution == "replay"))[1]
+    )
+    table = page.section("The crossing").one("table")
+    heads = [cell.text for cell in table.all("thead")[0].all("th")][1:]
+    assert heads == [f"{q}, {path}" for q in ("4", "8", "9 to 17") for path in ("eager", "replay")]
+
+
 def test_an_isolation_where_nothing_fails() -> None:
     """It says so, and has no crossing."""
     page = parsed(isolation_page(made(lambda cell: False))[1])

@@ -30,7 +30,7 @@ def isolation_page(data: dict[str, Any]) -> tuple[str, bytes]:
         title,
         "isolation",
         _verdict(data, decisive, found, fails=fails),
-        _crossing(seen, decisive, data["table"]) if decisive and fails else None,
+        _crossing(seen, decisive) if decisive and fails else None,
         _factors(data["table"]) if seen else None,
         section(
             "The smallest failing call",
@@ -103,11 +103,9 @@ Level = tuple[str, Callable[[Any], bool]]
 """The name of one or several values of a factor, and whether a value is among them."""
 
 
-def _crossing(
-    seen: Sequence[Observation], decisive: list[str], rows: list[dict[str, Any]]
-) -> Markup:
+def _crossing(seen: Sequence[Observation], decisive: list[str]) -> Markup:
     """Each other factor's levels down, the levels of the deciding factors across."""
-    combined = product(*(_levels(rows, factor) for factor in decisive))
+    combined = product(*(_levels(seen, factor, decisive) for factor in decisive))
     across = [list(zip(decisive, levels, strict=True)) for levels in combined]
     across = [chosen for chosen in across if _those(seen, chosen)][:MOST_COLUMNS]
     others = [
@@ -186,9 +184,29 @@ def _legend() -> Markup:
     return tag("ul", *(tag("li", f"{sign} {said}") for sign, said in signs), class_="legend")
 
 
-def _levels(rows: list[dict[str, Any]], factor: str) -> list[Level]:
-    """The levels of the table: values beside each other that fail alike are one."""
-    return [_level(row["level"]) for row in rows if row["factor"] == factor]
+def _levels(seen: Sequence[Observation], factor: str, decisive: list[str]) -> list[Level]:
+    """All values of a deciding factor; of a number those beside each other that decide alike are one."""
+    values = sorted({o.factors[factor] for o in seen})
+    if factor not in NUMBERS:
+        return [_level(value) for value in values]
+    others = [other for other in decisive if other != factor]
+    runs: list[tuple[list[int], dict[tuple[Any, ...], set[bool]]]] = []
+    for value in values:
+        told: dict[tuple[Any, ...], set[bool]] = {}
+        for o in seen:
+            if o.factors[factor] == value:
+                told.setdefault(tuple(o.factors[other] for other in others), set()).add(o.failed)
+        last = runs[-1] if runs else ([], {})
+        if runs and all(last[1][key] == told[key] for key in last[1].keys() & told.keys()):
+            last[0].append(value)
+            last[1].update(told)
+        else:
+            runs.append(([value], told))
+    return [_level(_span(run[0], run[-1])) for run, _ in runs]
+
+
+def _span(first: int, last: int) -> str | int:
+    return first if first == last else f"{first} to {last}"
 
 
 def _level(level: Any) -> Level:
@@ -207,7 +225,7 @@ def _grouped(seen: Sequence[Observation], factor: str) -> list[Level]:
     starts = sorted({ordered[len(ordered) * i // BINS] for i in range(BINS)})
     ends = [*(start - 1 for start in starts[1:]), values[-1]]
     pairs = zip([values[0], *starts[1:]], ends, strict=True)
-    return [_level(f"{a} to {b}" if a < b else a) for a, b in pairs]
+    return [_level(_span(a, b)) for a, b in pairs]
 
 
 def _said(level: Any) -> str:
