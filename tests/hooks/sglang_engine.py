@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddtree import spec
-from ddtree.peers.sglang import linked
+from ddtree.peers.sglang import _candidates, linked
 from tests.hooks.engines import ENGINES, Engine, Values
 
 CONFIGURED = 8
@@ -170,6 +170,20 @@ class Pass:
             capture_hidden_mode=None, seq_lens_sum=sum(self.prefixes), seq_lens_cpu=None,
         )  # fmt: skip
 
+    def by_sglang(self) -> None:
+        """Have SGLang's own tree builder make mask, positions and links, in place of ours."""
+        builder = import_module("sglang.kernels.ops.speculative.spec_tree")
+        parents, selected, width, prefix_lens = _candidates(self.tree, self.layout)
+        info, rows = self.spec_info, self.tree.parents.numel()
+        info.custom_mask = torch.ones_like(self.mask)
+        info.positions, *links = (torch.full((rows,), -1) for _ in range(4))
+        builder.sgl_build_tree_kernel_triton(
+            parents, selected, prefix_lens, info.custom_mask, info.positions, *links,
+            topk=width, depth=width, draft_token_num=width,
+        )  # fmt: skip
+        links = [link.view(-1, width) for link in links]
+        info.retrieve_index, info.retrieve_next_token, info.retrieve_next_sibling = links
+
     def batch(self, room: int = 0) -> Any:
         """What the backend is given; ``room`` for more requests is padding, as before a replay."""
         modes = import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
@@ -184,7 +198,7 @@ class Pass:
             seq_lens=torch.tensor([*self.prefixes, *[1] * padding]),
             seq_lens_sum=sum(self.prefixes) + padding,
             seq_lens_cpu=None,
-            positions=padded(self.layout.positions, rows),
+            positions=padded(getattr(self.spec_info, "positions", self.layout.positions), rows),
             input_ids=padded(self.tree.token_ids.flatten(), rows),
             out_cache_loc=self.layout.out_cache_loc,
             num_padding=padding,

@@ -33,6 +33,9 @@ def founding_bug(*, third_party: bool = False) -> dict[str, Any]:
     found["replay"] = caught(lambda: made.init_forward_metadata_out_graph(wide.batch(room=4)))
     ragged = Pass(16, [31, 0, 5], third_party=third_party)
     found["batch"] = caught(lambda: made.init_forward_metadata(ragged.batch()))
+    unmasked = Pass(16, [5], third_party=third_party, topk=1)
+    unmasked.spec_info.custom_mask = None
+    found["no mask"] = caught(lambda: made.init_forward_metadata(unmasked.batch()))
     batch = wide.batch()
     with torch.device("meta"):  # as models are loaded and graphs captured: another default device
         found["another device"] = caught(lambda: made.init_forward_metadata(batch))
@@ -77,6 +80,11 @@ def right_passes() -> int:
             made.init_forward_metadata_out_graph(done.batch(room=4), True)
             made.init_forward_metadata_out_graph(done.batch(room=4))
             passes += 1
+    if follows:
+        for budget, topk in product((7, 12), (3, 1)):
+            built = Pass(budget, [31, 0, 17], third_party=False, topk=topk)
+            built.by_sglang()
+            made.init_forward_metadata(built.batch())
     return passes
 
 
@@ -93,6 +101,16 @@ def other_passes() -> None:
     decode.forward_mode, decode.spec_info = modes.DECODE, None
     made.init_forward_metadata(decode)
     made.init_forward_metadata_out_graph(decode, True)
+
+    chain = Pass(CONFIGURED - 1, [5, 9], third_party=True, topk=1)
+    chain.spec_info.custom_mask = None
+    made.init_forward_metadata(chain.batch())
+    made.init_forward_metadata_out_graph(chain.batch(), True)
+    made.init_forward_metadata_out_graph(chain.batch())
+
+    evened = Pass(CONFIGURED - 1, [5], third_party=False).batch(room=3)
+    evened._original_batch_size = 1  # padded to the batch of another data-parallel rank
+    made.init_forward_metadata(evened)
 
     warm_up = Pass(CONFIGURED - 1, [5, 9], third_party=False)
     warm_up.spec_info.draft_token, warm_up.spec_info.custom_mask = (
