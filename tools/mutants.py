@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tests" / "mutants.md"
 
-EQUAL = "tests/impl/test_equal.py"
+EQUAL, REFUSED = "tests/impl/test_equal.py", "tests/impl/test_bad_input.py"
 TESTS: dict[str, tuple[str, ...]] = {
     "spec/index.py": ("tests/spec/test_index.py",),
     "spec/tree.py": ("tests/spec/test_tree.py", "tests/spec/test_bad_input.py"),
@@ -42,16 +42,16 @@ TESTS: dict[str, tuple[str, ...]] = {
     "spec/sampling.py": ("tests/spec/test_sampling.py", "tests/spec/test_accept.py"),
     "spec/softmax.py": ("tests/spec/test_softmax.py",),
     "spec/exact.py": ("tests/spec/test_softmax.py",),
-    "impl/accept.py": (EQUAL, "-k", "spec and accept"),
+    "impl/accept.py": (EQUAL, REFUSED, "-k", "(spec and accept) or bad_input"),
     "impl/attention.py": ("tests/impl/test_attention.py", "-k", "not fp8 and not scales"),
     "impl/buffers.py": ("tests/impl/test_round.py", EQUAL, "-k", "buffers"),
-    "impl/commit.py": (EQUAL, "-k", "spec and commit"),
-    "impl/layout.py": (EQUAL, "-k", "spec and plan"),
-    "impl/mask.py": (EQUAL, "-k", "spec and mask"),
+    "impl/commit.py": (EQUAL, REFUSED, "-k", "(spec and commit) or bad_input"),
+    "impl/layout.py": (EQUAL, REFUSED, "-k", "(spec and plan) or bad_input"),
+    "impl/mask.py": (EQUAL, REFUSED, "-k", "(spec and mask) or bad_input"),
     "impl/rank.py": (EQUAL, "-k", "tree or logits"),
     "impl/round.py": ("tests/impl/test_round.py",),
-    "impl/sampling.py": (EQUAL, "-k", "sampled"),
-    "impl/tree.py": (EQUAL, "-k", "tree or paths"),
+    "impl/sampling.py": (EQUAL, REFUSED, "-k", "(sampled) or bad_input"),
+    "impl/tree.py": (EQUAL, REFUSED, "-k", "(tree or paths) or bad_input"),
 }
 """The files that can be mutated, and pytest's arguments for the tests of each."""
 
