@@ -22,7 +22,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from ddtree.impl.attention_configs import (
@@ -139,6 +139,29 @@ def verify_attention(
         *_number_or_tensor(key_scale), *_number_or_tensor(value_scale), return_lse,
     )  # fmt: skip
     return output, lse if return_lse else None
+
+
+def block_attention(
+    query: Float[Tensor, "T q_heads head_dim"],
+    key: Float[Tensor, "T kv_heads head_dim"],
+    value: Float[Tensor, "T kv_heads head_dim"],
+    key_pool: Float[Tensor, "slots kv_heads head_dim"],
+    value_pool: Float[Tensor, "slots kv_heads head_dim"],
+    layout: VerifyLayout,
+    words: Int32[Tensor, "T words"],
+) -> Float[Tensor, "T q_heads head_dim"]:
+    """Attend from rows that see their prefix and what any bits say; ``verify_attention`` wants a tree's.
+
+    The rows of a draft block see one another, later ones too. Arguments are trusted, and debug mode, whose
+    invariants are those of trees, looks at none of them.
+    """
+    output, _ = _attend(
+        query, key, value, key_pool, value_pool, words,
+        layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
+        layout.mask_indptr, layout.positions, layout.out_cache_loc, layout.max_q_len,
+        query.shape[2] ** -0.5, None, None, None, None, None, None, None, False,
+    )  # fmt: skip
+    return output
 
 
 def _fake_attend(query: Tensor, *others: object) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """A whole round on the device, and the same round captured once in a CUDA graph."""
 
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -28,6 +29,8 @@ from ddtree.spec.mask import Form
 from ddtree.spec.public import public
 from ddtree.spec.round import Round
 from ddtree.spec.sampling import Sampling
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -129,6 +132,34 @@ def _accept(
     )
 
 
+class Captured(Generic[T]):
+    """A call in a CUDA graph, with what debug mode, if it is on now, puts into it."""
+
+    def __init__(self, run: Callable[[], T], device: torch.device) -> None:
+        """Run the call once, to warm up, and capture it. It reads and writes memory that never moves."""
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream(device).wait_stream(side)
+        self.checks: list[CapturedCheck] = []
+        """Debug mode's."""
+        self.graph = torch.cuda.CUDAGraph()
+        with keeping(self.checks), torch.cuda.graph(self.graph):
+            self.result = run()
+        """What every replay overwrites."""
+
+    def replay(self) -> T:
+        """Run it again.
+
+        Raises:
+            InvariantViolation: in debug mode, what an earlier replay broke.
+        """
+        poll()
+        self.graph.replay()
+        return self.result
+
+
 class RoundGraph:
     """One round in a CUDA graph: captured once for the largest batch, replayed for any smaller one.
 
@@ -182,16 +213,9 @@ class RoundGraph:
                 from_logits=from_logits, ragged=ragged, sampling=sampling, buffers=buffers,
             )  # fmt: skip
 
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # all requests unused: nothing is committed
-            run()
-        torch.cuda.current_stream(device).wait_stream(side)
-        self.checks: list[CapturedCheck] = []
-        """What debug mode, if it is on now, has put into the graph."""
-        self.graph = torch.cuda.CUDAGraph()
-        with keeping(self.checks), torch.cuda.graph(self.graph):
-            self.round = run()
+        self._captured = Captured(run, device)  # all requests unused: nothing is committed
+        self.graph, self.checks = self._captured.graph, self._captured.checks
+        self.round = self._captured.result
         """What every replay overwrites, with ``max_batch`` requests."""
 
     def replay(
@@ -209,12 +233,10 @@ class RoundGraph:
             InputError: a batch larger than the captured one.
             InvariantViolation: in debug mode, what an earlier replay broke.
         """
-        poll()
         batch, largest = root_token_ids.shape[0], self.root_token_ids.shape[0]
         require(batch <= largest, f"batch is {batch}; the graph was captured for {largest}")
         self.draft_log_probs[:batch].copy_(draft_log_probs)
         self.root_token_ids[:batch].copy_(root_token_ids)
         self.prefix_lens.fill_(-1)
         self.prefix_lens[:batch].copy_(prefix_lens)
-        self.graph.replay()
-        return self.round
+        return self._captured.replay()

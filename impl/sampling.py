@@ -184,20 +184,27 @@ def row_uniforms(sampling: Sampling, layout: VerifyLayout, batch: int) -> Float6
     num_queries = layout.positions.numel()
     uniforms = torch.empty(num_queries, dtype=torch.float64, device=layout.positions.device)
     if num_queries and batch:
-        seeds = sampling.seeds(batch)
-        for seed in seeds:
-            require(0 <= seed < 2**64, "seed is {}; it must be from 0 to 2**64 - 1", seed)
-        signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-        _uniforms(layout.qo_indptr, layout.positions, uniforms, signed)
+        held = sampling.seed if isinstance(sampling.seed, Tensor) else None
+        signed = []
+        if held is None:
+            for seed in sampling.seeds(batch):
+                require(0 <= seed < 2**64, "seed is {}; it must be from 0 to 2**64 - 1", seed)
+                signed.append(seed - 2**64 if seed >= 2**63 else seed)
+        else:
+            require(held.shape == (batch,), "{} seeds for {} requests", len(held), batch)
+        _uniforms(layout.qo_indptr, layout.positions, uniforms, signed, held)
     return uniforms
 
 
 @op("row_uniforms", writes=("uniforms",))
-def _uniforms(qo_indptr: Tensor, positions: Tensor, uniforms: Tensor, seeds: list[int]) -> None:
+def _uniforms(
+    qo_indptr: Tensor, positions: Tensor, uniforms: Tensor, numbers: list[int], held: Tensor | None
+) -> None:
     """Draw each row's number."""
-    batch, num_queries = len(seeds), positions.numel()
+    seeds = _seeds(tuple(numbers), uniforms.device) if held is None else held
+    batch, num_queries = seeds.numel(), positions.numel()
     uniform_kernel[(triton.cdiv(num_queries, 128),)](
-        _seeds(tuple(seeds), uniforms.device), qo_indptr, positions, uniforms, batch, num_queries,
+        seeds, qo_indptr, positions, uniforms, batch, num_queries,
         BATCH=triton.next_power_of_2(batch), BLOCK=128,
     )  # fmt: skip
 

@@ -28,8 +28,9 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
-    seed: int | Sequence[int] = 0
-    """One seed for each request, or one for all: request b then uses ``seed + b``."""
+    seed: int | Sequence[int] | Int64[Tensor, " B"] = 0
+    """One seed for each request, or one for all: request b then uses ``seed + b``. A tensor holds one for
+    each, in the bits of int64, and a captured graph reads it at every replay."""
 
     def __post_init__(self) -> None:
         """Refuse parameters that define no distribution, and seeds outside 64 bits.
@@ -40,14 +41,17 @@ class Sampling:
         _require_parameters(self.temperature, self.top_k, self.top_p)
         text = isinstance(self.seed, (str, bytes))
         require(not text, f"seed is {given(self.seed)}; expected a whole number")
-        for seed in self.seed if isinstance(self.seed, Sequence) else (self.seed,):
-            _require_seed(seed)
+        if not isinstance(self.seed, Tensor):
+            for seed in self.seed if isinstance(self.seed, Sequence) else (self.seed,):
+                _require_seed(seed)
 
     def seeds(self, batch: int) -> list[int]:
         """Return the seed of each request."""
         if isinstance(self.seed, int):
             return [self.seed + b for b in range(batch)]
         require(len(self.seed) == batch, f"{len(self.seed)} seeds for {batch} requests")
+        if isinstance(self.seed, Tensor):
+            return [seed % 2**64 for seed in self.seed.tolist()]
         return list(self.seed)
 
 

@@ -15,8 +15,9 @@ from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.embedded import load_target
 from ddtree.decoding.founding_bug import FoundingBug
 from ddtree.decoding.generate import autoregressive, generate, stop_ids_of
-from ddtree.decoding.loop import Request, decode
+from ddtree.decoding.loop import decode
 from ddtree.decoding.ngram import NGramDrafter
+from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import Stops, TextStream
 from ddtree.decoding.target import HFTarget
 

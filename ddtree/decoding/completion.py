@@ -16,9 +16,10 @@ from ddtree.decoding.decoding import Generation
 from ddtree.decoding.dflash import DFlashDrafter
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.generate import stop_ids_of
-from ddtree.decoding.loop import Request, decode
+from ddtree.decoding.loop import decode
 from ddtree.decoding.ngram import NGramDrafter
 from ddtree.decoding.processors import Processor
+from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import FinishReason, Stops, TextStream
 from ddtree.decoding.target import HFTarget
 from ddtree.spec.errors import InputError, given, require, require_int, require_number

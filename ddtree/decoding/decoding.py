@@ -136,12 +136,9 @@ def top_two(
     logits: Float[Tensor, "rows vocab"],
 ) -> tuple[Float64[Tensor, " rows"], Int64[Tensor, " rows"]]:
     """Margin between the two largest logits of each row, and the second one's token."""
-    best = logits.topk(2, dim=-1)
-    margins = (best.values[:, 0] - best.values[:, 1]).double()
-    chosen = logits.argmax(dim=-1)
-    # of two equal logits either may come first in topk: the runner-up is the one not chosen
-    runner_up = torch.where(best.indices[:, 0] == chosen, best.indices[:, 1], best.indices[:, 0])
-    return margins, runner_up
+    best, chosen = logits.max(dim=-1)
+    second, runner_up = logits.scatter(-1, chosen[:, None], -torch.inf).max(dim=-1)
+    return (best - second).double(), runner_up
 
 
 def _at(values: tuple[T, ...], index: int) -> T | None:

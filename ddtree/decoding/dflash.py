@@ -61,8 +61,8 @@ class DFlashDrafter:
         self.model = model.to(device=embedding.device, dtype=embedding.dtype).eval()
         self.block_size = BlockSize(config.block_size)
         self.target_layer_ids = config.target_layer_ids
-        self._embedding = embedding
-        self._head = head
+        self.embedding = embedding
+        self.head = head
         self.reset()
 
     @classmethod
@@ -120,14 +120,38 @@ class DFlashDrafter:
         block = torch.full((self.block_size,), config.mask_token_id, device=device)
         block[0] = int(token_ids[-1])  # the loop hands tokens over on the CPU: nothing waits
         positions = prefix_len + torch.arange(self.block_size, device=device)
-        # the bare table: a target's own embedding may scale what it looks up
-        x = functional.embedding(block, self._embedding) * config.input_embedding_scale
-        hidden = self.model(x, positions, self._context)
-        logits = self._head(hidden[1:]).float() * config.output_multiplier
+        x = self.embed(block)
+        hidden = self.model(x, positions, self._attend)
+        return torch.log_softmax(self.logits(hidden[1:]).float(), dim=-1)[None]
+
+    def embed(self, token_ids: Int64[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
+        """The rows of the target's table; its own embedding may scale what it looks up."""
+        scale = self.model.config.input_embedding_scale
+        return functional.embedding(token_ids, self.embedding) * scale
+
+    def logits(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
+        """What the target's head makes of the model's hidden states."""
+        config = self.model.config
+        logits: Tensor = self.head(hidden)
+        if config.output_multiplier != 1 or config.final_logit_softcapping:
+            logits = logits.float() * config.output_multiplier
         if config.final_logit_softcapping:
             cap = config.final_logit_softcapping
             logits = torch.tanh(logits / cap) * cap
-        return torch.log_softmax(logits, dim=-1)[None]
+        return logits
+
+    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention over the layer's context and the block."""
+        groups = query.shape[1] // key.shape[1]
+        # [heads, context + block, head_dim]
+        keys, values = (
+            torch.cat(pair).transpose(0, 1).repeat_interleave(groups, dim=0)
+            for pair in zip(self._context[layer], (key, value), strict=True)
+        )
+        out = functional.scaled_dot_product_attention(
+            query.transpose(0, 1)[None], keys[None], values[None]
+        )
+        return out[0].transpose(0, 1)
 
 
 def checkpoint_folder(name: str | Path) -> Path:

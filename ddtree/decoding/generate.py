@@ -10,8 +10,9 @@ from torch import Tensor
 from ddtree.decoding.batch import BatchTarget, DecodingTarget, SeparateTargets
 from ddtree.decoding.decoding import Choices, Generation, top_two
 from ddtree.decoding.drafter import Drafter
-from ddtree.decoding.loop import Request, choose, decode, is_greedy, require_lengths
+from ddtree.decoding.loop import choose, decode, is_greedy, require_lengths
 from ddtree.decoding.processors import Processor, process
+from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import Stops
 from ddtree.decoding.target import HFTarget
 from ddtree.spec.buffers import VerifyBuffers

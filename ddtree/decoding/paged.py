@@ -98,13 +98,14 @@ class PagedTarget:
         require_int("num_pages", num_pages, 1)
         self._free_pages = list(range(num_pages))
         self._pages: list[list[int]] = [[] for _ in range(max_batch)]
-        self._pad_slot = num_pages * page_size  # the last slot takes what nobody reads
+        self.pad_slot = num_pages * page_size
+        """The last slot, which takes what nobody reads."""
         kv_dtype = self.dtype if kv_dtype is None else kv_dtype
         require(
             kv_dtype in {self.dtype, *FP8},
             f"kv_dtype is {kv_dtype}; pools hold {self.dtype}, as the model, or float8_e4m3fn",
         )
-        shape = (self._pad_slot + 1, self.layers[0].kv_heads, self.layers[0].head_dim)
+        shape = (self.pad_slot + 1, self.layers[0].kv_heads, self.layers[0].head_dim)
 
         def pools() -> tuple[Tensor, ...]:
             return tuple(
@@ -174,6 +175,15 @@ class PagedTarget:
         if self._committed_rows is None:  # a prefill
             return self.row_features
         return self.row_features[self._committed_rows[place, :count]]
+
+    def committed_features(self) -> Float[Tensor, "max_batch width features"]:
+        """Hidden states of the rows that the last round has committed, in the order of the paths.
+
+        Rows past a path's end mean nothing. Unlike ``take_features`` it never waits for the device.
+        """
+        assert self.row_features is not None
+        assert self._committed_rows is not None
+        return self.row_features[self._committed_rows.clamp(min=0)]
 
     @torch.no_grad()
     def prefill(
@@ -274,7 +284,7 @@ class PagedTarget:
             use_cache=False,
             logits_to_keep=keep,
             output_hidden_states=bool(self.feature_layer_ids),
-            ddtree=VerifyPass(self.kv, layout, torch.where(slots < 0, self._pad_slot, slots)),
+            ddtree=VerifyPass(self.kv, layout, torch.where(slots < 0, self.pad_slot, slots)),
         )
         if self.feature_layer_ids:  # entry 0 is the embedding
             rows = [out.hidden_states[i + 1][0] for i in self.feature_layer_ids]

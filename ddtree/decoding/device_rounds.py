@@ -1,0 +1,269 @@
+"""Rounds whose state stays on the device: on a GPU one CUDA graph, replayed round after round.
+
+Roots, lengths and seeds lie in memory that never moves, and each round leaves there what the next one
+needs: the drafter's context, the target's KV, the new root. So a round can be launched before the host has
+read the one before. The host reads one round behind: a record that an asynchronous copy brings to pinned
+memory. What a request no longer wants (tokens past a stop, a round launched after its last) is dropped
+there.
+
+Two things keep a round that nobody reads harmless. A request whose prefix has reached its ``limit``, which
+it does exactly when its last token is there, has no rows any more. And what the host does between rounds
+(free a place, read a prompt into it) is queued behind the rounds that were launched before.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ddtree.decoding.batch import BatchTarget
+from ddtree.decoding.decoding import top_two
+from ddtree.decoding.dflash import DFlashDrafter
+from ddtree.decoding.dflash_paged import PagedDFlash
+from ddtree.decoding.drafter import Drafter
+from ddtree.decoding.paged import PagedTarget
+from ddtree.decoding.rounds import (
+    Held,
+    HostDrafters,
+    News,
+    Read,
+    Request,
+    Watched,
+    path_rows,
+    request_of,
+)
+from ddtree.impl import verify_round
+from ddtree.impl.round import Captured
+from ddtree.spec.contracts import Acceptance, Budget, DraftTree
+from ddtree.spec.round import Round
+from ddtree.spec.sampling import Sampling
+
+RECORDS = 2
+"""Records in pinned memory: of the round that is read and of the one that runs."""
+
+
+class DeviceRounds:
+    """Rounds on a paged target, one ahead; one at a time where the drafter drafts on the host."""
+
+    def __init__(
+        self,
+        target: PagedTarget,
+        drafter: Drafter,
+        *,
+        budget: int,
+        topk: int | None,
+        sampling: Sampling | None,
+        ragged: bool,
+    ) -> None:
+        """Allocate, and capture where the target is on a CUDA device. What the target holds is not touched.
+
+        Raises:
+            InputError: as the steps of a round raise it.
+        """
+        batch, device = target.max_batch, target.device
+        self._target, self._watched = target, Watched(target)
+        self._budget, self._topk, self._ragged = Budget(budget), topk, ragged
+        self.roots = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.limits = torch.zeros(batch, dtype=torch.int32, device=device)
+        """Prefix length at which a request has all its tokens."""
+        self.seeds = torch.zeros(batch, dtype=torch.int64, device=device)
+        is_greedy = sampling is None or sampling.temperature == 0
+        self._sampling = (
+            None if is_greedy or sampling is None else replace(sampling, seed=self.seeds)
+        )
+
+        self._resident: PagedDFlash | None = None
+        self._host: HostDrafters | None = None
+        if isinstance(drafter, DFlashDrafter) and _is_resident(drafter):
+            self._resident = PagedDFlash(drafter, target)
+        else:
+            self._host = HostDrafters(drafter, target)
+            shape = (batch, drafter.block_size - 1, target.vocab_size)
+            self._drafts = torch.zeros(shape, device=device)
+        self.ahead = int(self._resident is not None)
+
+        self._captured: Captured[_Record] | None = None
+        self._records: list[Tensor] = []
+        if device.type == "cuda":
+            self._captured = Captured(self.step, device)
+            packed = self._captured.result.packed
+            self._records = [
+                torch.empty_like(packed, device="cpu").pin_memory() for _ in range(RECORDS)
+            ]
+        self._launched = 0
+        self._read_until = 0.0
+
+    def begin(self, place: int, held: Held) -> None:
+        """Write the request's first root, its limit and its seed to the device."""
+        self.roots[place] = held.tokens[-1]
+        self.limits[place] = held.prefix_len + held.room
+        if held.sampling is not None:
+            seed = held.sampling.seeds(1)[0]
+            self.seeds[place] = seed - 2**64 if seed >= 2**63 else seed
+        if self._resident is not None:
+            self._resident.begin(place, held.prefix_len)
+        if self._host is not None:
+            self._host.begin(place, held)
+        self._read_until = time.perf_counter()
+
+    def launch(self, held: Mapping[int, Held]) -> Read:
+        """Queue a round behind the one before."""
+        begin = time.perf_counter()
+        if self._host is not None:
+            places = range(self._target.max_batch)
+            self._drafts.copy_(
+                self._host.draft([(b, held.get(b)) for b in places]), non_blocking=True
+            )
+        drafted = time.perf_counter()
+        if self._captured is None:
+            record = self.step()
+            return partial(self._read, sorted(held), record, record.packed, None, begin, drafted)
+        record = self._captured.replay()
+        into = self._records[self._launched % RECORDS]
+        self._launched += 1
+        into.copy_(record.packed, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return partial(self._read, sorted(held), record, into, done, begin, drafted)
+
+    @torch.no_grad()
+    def step(self) -> "_Record":
+        """One round of all places. Nothing in it waits for the device, or looks at what is there."""
+        held = self._target.prefix_lens
+        live = torch.where(held < self.limits, held, -1)  # before the commit, which moves `held`
+        resident = self._resident
+        drafts = self._drafts if resident is None else resident.draft(self.roots, live)
+        result = verify_round(
+            drafts, self.roots, live, self._watched, self._budget, self._topk,
+            from_logits=resident is not None, ragged=self._ragged, sampling=self._sampling,
+        )  # fmt: skip
+        accepted = result.acceptance
+        if resident is not None:
+            resident.commit(self._target.committed_features(), live, result.commit)
+        self.roots.copy_(torch.where(accepted.num_accepted > 0, accepted.bonus, self.roots))
+        return _Record(result, None if self._sampling else self._watched.logits)
+
+    def _read(
+        self,
+        places: Sequence[int],
+        record: "_Record",
+        packed: Tensor,
+        done: Any,
+        begin: float,
+        drafted: float,
+    ) -> dict[int, News]:
+        """Wait for a round, and bring its record into the form of the loop."""
+        if done is not None:
+            done.synchronize()
+        fields = record.fields(packed)
+        now = time.perf_counter()
+        # a round that was launched ahead began when the one before had been read
+        seconds = (drafted - begin, now - max(drafted, self._read_until))
+        self._read_until = now
+        tokens, counts = fields["token_ids"].tolist(), fields["num_accepted"].flatten().tolist()
+        margins: list[list[float]] = [[]] * len(tokens)
+        runner_ups: list[list[int]] = [[]] * len(tokens)
+        if "margins" in fields:
+            margins = fields["margins"].view(torch.float64).tolist()
+            runner_ups = fields["runner_up_ids"].tolist()
+        tree, acceptance = record.contracts(fields)
+        news = {}
+        for place in places:
+            news[place] = News(
+                tokens[place][: counts[place]], margins[place], runner_ups[place],
+                *request_of(tree, acceptance, place), *seconds,
+            )  # fmt: skip
+        return news
+
+
+class _Record:
+    """What the host reads of a round, side by side in one tensor of int64."""
+
+    def __init__(self, result: Round, logits: Tensor | None) -> None:
+        """Put the round together; with ``logits`` the margins along its paths too."""
+        tree, acceptance = result.tree, result.acceptance
+        parts = {
+            "token_ids": result.token_ids,
+            "nodes": acceptance.nodes,
+            "num_accepted": acceptance.num_accepted[:, None],
+            "bonus": acceptance.bonus[:, None],
+            "num_nodes": tree.num_nodes[:, None],
+            "tree_ids": tree.token_ids,
+            "parents": tree.parents,
+            "depths": tree.depths,
+            "scores": tree.scores.view(torch.int64),
+        }
+        if logits is not None:
+            rows = path_rows(result, len(logits))
+            margins, runner_ups = (
+                found.view(rows.shape) for found in top_two(logits[rows.flatten()])
+            )
+            parts |= {"margins": margins.view(torch.int64), "runner_up_ids": runner_ups}
+        self._widths = {name: part.shape[1] for name, part in parts.items()}
+        self.packed: Int64[Tensor, "B fields"] = torch.cat(
+            [part.long() for part in parts.values()], dim=1
+        )
+
+    def fields(self, packed: Int64[Tensor, "B fields"]) -> dict[str, Int64[Tensor, "B width"]]:
+        """Copies of the parts, on the CPU."""
+        split = packed.cpu().split(list(self._widths.values()), dim=1)
+        return {name: part.clone() for name, part in zip(self._widths, split, strict=True)}
+
+    def contracts(self, fields: Mapping[str, Tensor]) -> tuple[DraftTree, Acceptance]:
+        """The trees and the acceptances."""
+        return (
+            DraftTree(
+                fields["tree_ids"],
+                fields["parents"].int(),
+                fields["depths"].int(),
+                fields["scores"].view(torch.float64),
+                fields["num_nodes"].flatten().int(),
+            ),
+            Acceptance(
+                fields["nodes"].int(),
+                fields["num_accepted"].flatten().int(),
+                fields["bonus"].flatten(),
+            ),
+        )
+
+
+def device_rounds(
+    target: BatchTarget,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    *,
+    budget: int,
+    topk: int | None,
+    sampling: Sampling | None,
+    ragged: bool,
+    is_watched: bool,
+) -> DeviceRounds | str:
+    """Rounds on the device, or what keeps them from being run there.
+
+    ``is_watched``: the host has work in the middle of a round.
+    """
+    if not isinstance(target, PagedTarget):
+        return f"the target is a {type(target).__name__}, not a PagedTarget"
+    if is_watched:
+        return "logits processors and fixed buffers are the host's work in the middle of a round"
+    if drafter.target_layer_ids and not _is_resident(drafter):
+        return (
+            "the drafter reads features and is no DFlash drafter with heads that the kernels serve"
+        )
+    most = max((r.prompt_ids.numel() + r.max_new_tokens for r in requests), default=0) + budget - 1
+    if most > target.max_context:
+        return (
+            f"the longest request, with a whole tree at its end, takes {most} entries; "
+            f"the target's context holds {target.max_context}"
+        )
+    return DeviceRounds(target, drafter, budget=budget, topk=topk, sampling=sampling, ragged=ragged)
+
+
+def _is_resident(drafter: Drafter) -> bool:
+    """Whether the drafter can draft on the device."""
+    return isinstance(drafter, DFlashDrafter) and PagedDFlash.serves(drafter)
