@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
-from ddtree import decoding, impl
-from ddtree.decoding import loop
+from ddtree import impl
 from ddtree.decoding.paged import PagedTarget
 from ddtree.spec import Budget, DraftTree, Horizon, Round, TreeMask, VerifyLayout
 
@@ -170,48 +169,6 @@ def test_captured_rounds_equal_eager_rounds(
     for request, text in texts.items():
         agreed = sum(a == b for a, b in zip(text, known[request], strict=False))
         assert agreed > PREFIXES[request] + 6  # half precision may part ways at a tie, later
-
-
-def test_the_loop_waits_for_the_device_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five ragged requests in two places: their texts, and no waiting but where tokens are read."""
-    model = model_of("qwen3", torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    todo = [
-        decoding.Request(torch.randint(0, 5000, (length,), generator=generator), new)
-        for length, new in ((40, 12), (3, 30), (17, 1), (9, 20), (66, 8))
-    ]
-    drafter = decoding.NGramDrafter(model.config.vocab_size, 8)
-    expected = decoding.decode(
-        decoding.SeparateTargets([decoding.HFTarget(model, max_context=CONTEXT)]),
-        drafter,
-        todo,
-        budget=16,
-    )
-    reads, inner_round, inner_read = list[int](), loop._Loop.round, loop._read
-
-    def strict_round(self: Any, *args: Any, **kwargs: Any) -> None:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            inner_round(self, *args, **kwargs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    def read(*args: Any) -> Any:
-        reads.append(1)
-        torch.cuda.set_sync_debug_mode("default")
-        found = inner_read(*args)
-        torch.cuda.set_sync_debug_mode("error")
-        return found
-
-    target = PagedTarget(model, max_batch=2, max_context=CONTEXT, page_size=16)
-    decoding.decode(target, drafter, todo[:2], budget=16)  # compiles, which may wait
-    monkeypatch.setattr(loop._Loop, "round", strict_round)
-    monkeypatch.setattr(loop, "_read", read)
-    found = decoding.decode(target, drafter, todo, budget=16)
-    for one, plain in zip(found, expected, strict=True):
-        verdict = decoding.compare(one, plain)
-        assert verdict.equal or verdict.is_tie, str(verdict)
-    assert len(reads) >= max(len(one.rounds) for one in found)
 
 
 @pytest.mark.parametrize(("kind", "dtype", "page_size", "budget", "ragged"), CASES)
