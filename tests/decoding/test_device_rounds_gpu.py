@@ -14,7 +14,6 @@ from ddtree.decoding import (
     HFTarget,
     NGramDrafter,
     Request,
-    SeparateTargets,
     Stops,
     autoregressive,
     compare,
