@@ -4,7 +4,8 @@
     python bench/plot.py out/*.json          these
 
 Attention: each cell's time over its floor, ours and every peer's. Official: the stages of the official
-round, and ours. Round: our round by budget and batch, with the targets.
+round, and ours. Round: our round by budget and batch, with the targets. Loop: tokens a second and acceptance
+length by budget. Parts: where a round's time goes, and the speed-up by acceptance length.
 """
 
 import argparse
@@ -165,7 +166,94 @@ def draw_round(result: dict[str, Any]) -> Any:
     return figure
 
 
-DRAWN = {"attention": draw_attention, "official": draw_official, "round": draw_round}
+def draw_loop(result: dict[str, Any]) -> Any:
+    """Tokens a second by budget, a panel for each batch; acceptance length below."""
+    rows = result["rows"]
+    batches = sorted({row["batch"] for row in rows})
+    figure, panels = plt.subplots(
+        2, len(batches), figsize=(5.5 * len(batches), 7), layout="constrained", squeeze=False,
+        height_ratios=(2, 1),
+    )  # fmt: skip
+    for column, batch in enumerate(batches):
+        speeds, lengths = panels[:, column]
+        mine = [row for row in rows if row["batch"] == batch]
+        budgets = sorted({row["budget"] for row in mine if row["budget"]})
+        for method, marker, color in (("ours", "o-", "tab:blue"), ("official", "s--", "tab:red")):
+            found = [row for row in mine if row["method"] == method]
+            of = [row["budget"] for row in found]
+            name = "ddtree" if method == "ours" else method
+            if found:
+                speeds.plot(
+                    of, [row["tokens_per_second"] for row in found], marker, color=color, label=name
+                )
+                lengths.plot(of, [row["acceptance_length"] for row in found], marker, color=color)
+        for row in mine:
+            if row["method"] == "plain":
+                speeds.axhline(
+                    row["tokens_per_second"], color="black", label="plain, one graph a token"
+                )
+        speeds.set_title(f"batch {batch}", fontsize=10)
+        for axes in (speeds, lengths):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(budgets, [str(budget) for budget in budgets])
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+        lengths.set_xlabel("budget")
+        speeds.legend(fontsize=8)
+    panels[0][0].set_ylabel("tokens a second")
+    panels[1][0].set_ylabel("acceptance length")
+    machine = result["machine"]
+    figure.suptitle(
+        f"Decoding, {result['target']} with drafter {Path(result['drafter']).name}, {result['dtype']},\n"
+        f"{machine['gpu']}, torch {machine['torch']}, Transformers {machine['transformers']}",
+        fontsize=10,
+    )
+    return figure
+
+
+def draw_parts(result: dict[str, Any]) -> Any:
+    """Milliseconds of each part, stacked, beside the plain step; speed-up by acceptance length."""
+    rows = result["rows"]
+    figure, (bars, lines) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    names = [f"{row['budget']}, {row['prefix']}" for row in rows]
+    bottom = [0.0] * len(rows)
+    for part in ("draft", "build", "verify", "accept", "commit"):
+        ms = [row["us"][part] / 1e3 for row in rows]
+        bars.bar(names, ms, bottom=bottom, label=part)
+        bottom = [a + b for a, b in zip(bottom, ms, strict=True)]
+    for kind, marker in (("round", "k_"), ("plain", "kx")):
+        label = "whole round, one graph" if kind == "round" else "plain step"
+        bars.plot(
+            names, [row["us"][kind] / 1e3 for row in rows], marker, markersize=14, label=label
+        )
+    bars.set_xlabel("budget, prefix")
+    bars.set_ylabel("ms")
+    bars.legend(fontsize=8)
+    for row, name in zip(rows, names, strict=True):
+        even = row["us"]["round"] / row["us"]["plain"]
+        lengths = range(1, 17)
+        lines.plot(lengths, [n / even for n in lengths], label=name)
+    lines.axhline(1.0, color="black", linewidth=0.8)
+    lines.set_xlabel("acceptance length")
+    lines.set_ylabel("speed-up over plain decoding")
+    lines.legend(fontsize=8, title="budget, prefix")
+    lines.grid(alpha=0.3)
+    machine = result["machine"]
+    figure.suptitle(
+        f"A round of a model of size {result['size']}, random weights, {result['dtype']}, "
+        f"{machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}",
+        fontsize=10,
+    )
+    return figure
+
+
+DRAWN = {
+    "attention": draw_attention,
+    "loop": draw_loop,
+    "official": draw_official,
+    "parts": draw_parts,
+    "round": draw_round,
+}
 
 
 if __name__ == "__main__":

@@ -77,15 +77,16 @@ class DeviceRounds:
             None if is_greedy or sampling is None else replace(sampling, seed=self.seeds)
         )
 
-        self._resident: PagedDFlash | None = None
+        self.resident: PagedDFlash | None = None
+        """The drafter where it drafts on the device."""
         self._host: HostDrafters | None = None
         if isinstance(drafter, DFlashDrafter) and _is_resident(drafter):
-            self._resident = PagedDFlash(drafter, target)
+            self.resident = PagedDFlash(drafter, target)
         else:
             self._host = HostDrafters(drafter, target)
             shape = (batch, drafter.block_size - 1, target.vocab_size)
             self._drafts = torch.zeros(shape, device=device)
-        self.ahead = int(self._resident is not None)
+        self.ahead = int(self.resident is not None)
 
         self._captured: Captured[_Record] | None = None
         self._records: list[Tensor] = []
@@ -105,8 +106,8 @@ class DeviceRounds:
         if held.sampling is not None:
             seed = held.sampling.seeds(1)[0]
             self.seeds[place] = seed - 2**64 if seed >= 2**63 else seed
-        if self._resident is not None:
-            self._resident.begin(place, held.prefix_len)
+        if self.resident is not None:
+            self.resident.begin(place, held.prefix_len)
         if self._host is not None:
             self._host.begin(place, held)
         self._read_until = time.perf_counter()
@@ -136,7 +137,7 @@ class DeviceRounds:
         """One round of all places. Nothing in it waits for the device, or looks at what is there."""
         held = self._target.prefix_lens
         live = torch.where(held < self.limits, held, -1)  # before the commit, which moves `held`
-        resident = self._resident
+        resident = self.resident
         drafts = self._drafts if resident is None else resident.draft(self.roots, live)
         result = verify_round(
             drafts, self.roots, live, self._watched, self._budget, self._topk,

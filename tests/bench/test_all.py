@@ -7,7 +7,7 @@ from bench.all import FOLDER, subjects
 
 def test_what_a_machine_cannot_run_has_a_reason() -> None:
     """A CPU runs what needs no GPU, a GPU the rest, and the official code only where it is."""
-    on_gpus = {"sampling", "attention", "round", "debug_overhead", "official"}
+    on_gpus = {"sampling", "attention", "round", "debug_overhead", "loop", "parts", "official"}
     for official, cuda, left_out in (
         (None, False, on_gpus),
         ("/somewhere", False, on_gpus),

@@ -286,7 +286,7 @@ def test_a_request_has_no_rows_past_its_limit() -> None:
             helds[place].tokens += news.token_ids
     assert PLACES[0] + 2 <= int(target.prefix_lens[0]) < PLACES[0] + 2 + BLOCK
     assert len(helds[2].tokens) > 3
-    drafts = rounds._resident.draft(rounds.roots, target.prefix_lens)  # type: ignore[union-attr]
+    drafts = rounds.resident.draft(rounds.roots, target.prefix_lens)  # type: ignore[union-attr]
     for place, held in helds.items():
         request = Request(prompt(PLACES[place]), len(held.tokens))
         assert list(plain(model, [request])[0].token_ids) == held.tokens

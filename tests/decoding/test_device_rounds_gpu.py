@@ -109,7 +109,7 @@ def test_captured_rounds_equal_eager_ones_whatever_lies_about(sampling: Sampling
         used = target.slot_table[target.slot_table >= 0]
         is_free = torch.ones(target.pad_slot + 1, dtype=torch.bool, device="cuda")
         is_free[used] = False
-        drafting = rounds._resident
+        drafting = rounds.resident
         assert drafting is not None
         for pool in (*target.kv.keys, *target.kv.values, *drafting._keys, *drafting._values):
             pool[is_free] = torch.nan
