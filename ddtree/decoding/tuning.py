@@ -31,7 +31,8 @@ from ddtree.decoding.completion import (
 )
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.generate import autoregressive, stop_ids_of
-from ddtree.decoding.loop import Request, decode
+from ddtree.decoding.loop import decode
+from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import Stops
 from ddtree.decoding.target import HFTarget
 from ddtree.decoding.tuning_results import (
