@@ -121,13 +121,16 @@ class DFlashDrafter:
         block[0] = int(token_ids[-1])  # the loop hands tokens over on the CPU: nothing waits
         positions = prefix_len + torch.arange(self.block_size, device=device)
         x = self.embed(block)
-        hidden = self.model(x, positions, self._attend)
+        hidden = self.model(x, positions, self._context)
         return torch.log_softmax(self.logits(hidden[1:]).float(), dim=-1)[None]
 
     def embed(self, token_ids: Int64[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
         """The rows of the target's table; its own embedding may scale what it looks up."""
-        scale = self.model.config.input_embedding_scale
-        return functional.embedding(token_ids, self.embedding) * scale
+        scale, rows = (
+            self.model.config.input_embedding_scale,
+            functional.embedding(token_ids, self.embedding),
+        )
+        return rows if scale == 1 else rows * scale
 
     def logits(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows vocab"]:
         """What the target's head makes of the model's hidden states."""
@@ -139,19 +142,6 @@ class DFlashDrafter:
             cap = config.final_logit_softcapping
             logits = torch.tanh(logits / cap) * cap
         return logits
-
-    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention over the layer's context and the block."""
-        groups = query.shape[1] // key.shape[1]
-        # [heads, context + block, head_dim]
-        keys, values = (
-            torch.cat(pair).transpose(0, 1).repeat_interleave(groups, dim=0)
-            for pair in zip(self._context[layer], (key, value), strict=True)
-        )
-        out = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys[None], values[None]
-        )
-        return out[0].transpose(0, 1)
 
 
 def checkpoint_folder(name: str | Path) -> Path:

@@ -6,8 +6,7 @@ turns them into keys and values with its own projections and attends over [conte
 mask inside the block. Positions are absolute. Module names are the checkpoint's keys.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -16,10 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddtree.decoding.dflash_config import DFlashConfig
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Given a layer and the block's queries ``[n, heads, head_dim]``, keys and values: what they give after
-attention over [context ; block], like the queries."""
 
 
 class RMSNorm(nn.Module):
@@ -63,13 +58,19 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "n hidden"],
+        x: Float[Tensor, "block hidden"],
         rope: tuple[Tensor, Tensor],
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> Float[Tensor, "n hidden"]:
+        context: tuple[Tensor, Tensor],
+    ) -> Float[Tensor, "block hidden"]:
         """Attend from every block row to the whole context and the whole block."""
         query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), rope)
-        return cast("Tensor", self.o_proj(attend(query, *self.keys_values(x, rope)).flatten(1)))
+        pairs = zip(context, self.keys_values(x, rope), strict=True)
+        # [heads, context + block, head_dim]
+        key, value = (
+            torch.cat(pair).transpose(0, 1).repeat_interleave(self.groups, dim=0) for pair in pairs
+        )
+        out = F.scaled_dot_product_attention(query.transpose(0, 1)[None], key[None], value[None])
+        return cast("Tensor", self.o_proj(out[0].transpose(0, 1).flatten(1)))
 
 
 class MLP(nn.Module):
@@ -97,13 +98,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        self, x: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Attention and feed-forward, each added to its input."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
+        x = x + self.self_attn(self.input_layernorm(x), rope, context)
         return cast("Tensor", x + self.mlp(self.post_attention_layernorm(x)))
 
 
@@ -129,15 +127,15 @@ class DFlashModel(nn.Module):
 
     def forward(
         self,
-        block: Float[Tensor, "n hidden"],
-        positions: Int64[Tensor, " n"],
-        attend: Attend,
-    ) -> Float[Tensor, "n hidden"]:
-        """Hidden states of the rows of one block or several, ready for the target's head."""
+        block: Float[Tensor, "block hidden"],
+        positions: Int64[Tensor, " block"],
+        context: list[tuple[Tensor, Tensor]],
+    ) -> Float[Tensor, "block hidden"]:
+        """Hidden states of the block's rows, ready for the target's head."""
         rope = self.rope(positions, block.dtype)
         x = block
-        for i, layer in enumerate(self._layers()):
-            x = layer(x, rope, partial(attend, i))
+        for layer, entries in zip(self._layers(), context, strict=True):
+            x = layer(x, rope, entries)
         return cast("Tensor", self.norm(x))
 
     def _layers(self) -> Iterator[Layer]:

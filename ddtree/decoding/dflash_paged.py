@@ -9,9 +9,11 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from ddtree.decoding.dflash import DFlashDrafter
+from ddtree.decoding.fused import FusedLayers, Norm
 from ddtree.decoding.paged import PagedTarget
 from ddtree.impl import plan_verify
 from ddtree.impl.attention import HEAD_DIMS, block_attention
+from ddtree.impl.layers import add_norm
 from ddtree.spec.contracts import Commit, DraftTree, QLen
 from ddtree.spec.errors import require
 from ddtree.spec.index import bit_words
@@ -41,7 +43,10 @@ class PagedDFlash:
             layers = range(config.num_hidden_layers)
             return tuple(torch.zeros(shape, dtype=weight.dtype, device=device) for _ in layers)
 
-        self._keys, self._values = pools(), pools()
+        self._pools = list(zip(pools(), pools(), strict=True))
+        model = drafter.model
+        self._layers = FusedLayers(list(model.layers), model.norm, config.head_dim)
+        self._context_norm = Norm.of(model.hidden_norm)
         depths = torch.arange(size, dtype=torch.int32, device=device).expand(batch, size)
         depths = depths.contiguous()
         tokens = torch.full((batch, size), config.mask_token_id, device=device)
@@ -76,12 +81,10 @@ class PagedDFlash:
         layout = plan_verify(self._block, prefix_lens.clamp(min=0), self.target.slot_table)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return block_attention(
-                query, key, value, self._keys[layer], self._values[layer], layout, self._words
-            )
+            return block_attention(query, key, value, *self._pools[layer], layout, self._words)
 
         x = self.drafter.embed(self._block.token_ids.flatten())
-        hidden = self.drafter.model(x, layout.positions, attend)
+        hidden, _ = self._layers(x, self._rope(layout.positions), attend)
         return self.drafter.logits(hidden.unflatten(0, self._block.token_ids.shape)[:, 1:])
 
     @torch.no_grad()
@@ -102,10 +105,13 @@ class PagedDFlash:
         entries: Int64[Tensor, " n"],
         slots: Int64[Tensor, " n"],
     ) -> None:
-        added = self.drafter.model.context(features.to(self._keys[0]), entries)
-        for keys, values, (key, value) in zip(self._keys, self._values, added, strict=True):
-            keys.index_copy_(0, slots, key)
-            values.index_copy_(0, slots, value)
+        model, norm = self.drafter.model, self._context_norm
+        x, _ = add_norm(model.fc(features.to(norm.weight)), None, norm.weight, norm.eps)
+        self._layers.write_context(x, self._rope(entries), self._pools, slots.contiguous())
+
+    def _rope(self, positions: Int64[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+        cos, sin = self.drafter.model.rope(positions, self._context_norm.weight.dtype)
+        return cos[:, 0], sin[:, 0]
 
 
 def _word(size: int, word: int) -> int:

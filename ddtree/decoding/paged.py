@@ -13,7 +13,8 @@ from ddtree.decoding.capabilities import (
     require_tokens,
     require_tree_target,
 )
-from ddtree.decoding.paged_attention import VerifyPass
+from ddtree.decoding.fused import MODEL_TYPES, FusedModel, can_fuse
+from ddtree.decoding.paged_attention import Asked, VerifyPass
 from ddtree.decoding.paged_layers import layers_of
 from ddtree.impl import commit_kv, convert_mask, plan_verify, tree_mask
 from ddtree.spec.contracts import (
@@ -52,6 +53,7 @@ class PagedTarget:
         device: str | torch.device | None = None,
         prefill_chunk: int = 512,
         feature_layer_ids: tuple[int, ...] = (),
+        fused: bool | None = None,
     ) -> None:
         """Take a causal LM and make its pools; the model attends as ``"ddtree"`` from then on.
 
@@ -69,6 +71,9 @@ class PagedTarget:
             device: moves the model; None: where it is.
             prefill_chunk: most prompt tokens of one forward.
             feature_layer_ids: layers whose output hidden states a pass leaves in ``row_features``.
+            fused: run the layers in few kernels (``fused.py``), as Llama, Mistral, Qwen2 and Qwen3 can be,
+                instead of through Transformers; the weights stay the model's. None: on a CUDA device,
+                where the model can be.
 
         Raises:
             InputError: the model cannot verify trees on a paged pool (the layer is named), or sizes
@@ -85,6 +90,14 @@ class PagedTarget:
         self.model = model.eval() if device is None else model.to(device).eval()
         self.layers = layers_of(self.model)
         self.num_layers = len(self.layers)
+        require(
+            not fused or can_fuse(self.model),
+            f"{type(model).__name__} is none of the plain models that can be fused "
+            f"({', '.join(sorted(MODEL_TYPES))}; not compiled, no adapters)",
+        )
+        if fused is None:
+            fused = self.device.type == "cuda" and can_fuse(self.model)
+        self._fused = FusedModel(self.model, self.layers[0].head_dim) if fused else None
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
@@ -276,21 +289,45 @@ class PagedTarget:
 
     def _pass(self, tokens: Tensor, layout: VerifyLayout, words: Tensor, keep: int) -> Tensor:
         """Run the rows through the model; ``keep``: logits of so many last rows, 0: of all."""
-        slots = layout.out_cache_loc
-        out = self.model(
-            input_ids=tokens[None],
-            position_ids=layout.positions[None],
-            attention_mask=words[None, None],
-            use_cache=False,
-            logits_to_keep=keep,
-            output_hidden_states=bool(self.feature_layer_ids),
-            ddtree=VerifyPass(self.kv, layout, torch.where(slots < 0, self.pad_slot, slots)),
-        )
-        if self.feature_layer_ids:  # entry 0 is the embedding
-            rows = [out.hidden_states[i + 1][0] for i in self.feature_layer_ids]
+        slots = torch.where(layout.out_cache_loc < 0, self.pad_slot, layout.out_cache_loc)
+        verify = VerifyPass(self.kv, layout, slots)
+        watched = self.feature_layer_ids
+        if self._fused is not None:
+            logits, outputs = self._run_fused(tokens, verify, words, keep)
+            rows = [outputs[i] for i in watched]
+        else:
+            out = self.model(
+                input_ids=tokens[None],
+                position_ids=layout.positions[None],
+                attention_mask=words[None, None],
+                use_cache=False,
+                logits_to_keep=keep,
+                output_hidden_states=bool(watched),
+                ddtree=verify,
+            )
+            logits = out.logits[0]
+            rows = [out.hidden_states[i + 1][0] for i in watched]  # entry 0 is the embedding
+        if watched:
             self.row_features = torch.cat(rows, dim=-1)
-        logits: Tensor = out.logits[0]
         return logits
+
+    def _run_fused(
+        self, tokens: Tensor, verify: VerifyPass, words: Tensor, keep: int
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run the rows through the fused layers, which write the pools themselves where dtypes agree."""
+        assert self._fused is not None
+        pools = list(zip(self.kv.keys, self.kv.values, strict=True))
+        is_plain = pools[0][0].dtype == self.dtype
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            asked = Asked(None, None, self.layers[layer].window, None)
+            return verify.attend_in(layer, query, key, value, words, asked, write=not is_plain)
+
+        positions = verify.layout.positions
+        return self._fused(
+            tokens, positions, attend, pools if is_plain else None, verify.slots,
+            self.feature_layer_ids, keep,
+        )  # fmt: skip
 
     def _reserve(self, request: int, entries: int) -> None:
         """Take pages for so many entries; the request then holds a prefix of none."""

@@ -66,17 +66,31 @@ class VerifyPass:
         words: Tensor,
         asked: Asked,
     ) -> Tensor:
-        """Run a layer: the rows see their prefix in the pool and their ancestors beside it."""
-        layer = module.layer_idx
+        """Run a layer of a Transformers model."""
         # side by side, with the strides that say so even of a single row
         key, value = (t.contiguous().flatten().view(t.shape) for t in (key, value))
+        return self.attend_in(module.layer_idx, query, key, value, words, asked, write=True)
+
+    def attend_in(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        words: Tensor,
+        asked: Asked,
+        *,
+        write: bool,
+    ) -> Tensor:
+        """The rows see their prefix in the pool and their ancestors beside it; ``write`` their KV then."""
         key_pool, value_pool = self.kv.keys[layer], self.kv.values[layer]
         out, _lse = verify_attention(
             query, key, value, key_pool, value_pool, self.layout, BitMask(words),
             scale=asked.scale, softcap=asked.softcap, sinks=asked.sinks, window=asked.window,
         )  # fmt: skip
-        _write(key_pool, self.slots, key)
-        _write(value_pool, self.slots, value)
+        if write:
+            _write(key_pool, self.slots, key)
+            _write(value_pool, self.slots, value)
         return out
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ddtree import impl, spec
 from ddtree.impl.accept import new_tokens
+from ddtree.impl.layers import add_norm, gate, split_heads
 from ddtree.impl.sampling import row_uniforms
 from ddtree.spec import Budget, DraftTree, Horizon, PagedKV, QLen
 from tests.impl.launches import compiled_for
@@ -63,6 +64,24 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     pools = tuple(torch.empty(64, 8, 128, dtype=torch.bfloat16) for _ in range(2))
     for page_size in (1, 16):
         impl.commit_kv(PagedKV(pools, pools, table, page_size), layout, acceptance)
+    launch_layers(batch * q_len, dtype)
+
+
+def launch_layers(rows: int, dtype: torch.dtype) -> None:
+    """What stands between a layer's products, with norms of heads and pools and without."""
+    x, weight = torch.empty(rows, 576, dtype=dtype), torch.empty(576, dtype=dtype)
+    for residual in (None, x):
+        add_norm(x, residual, weight, 1e-6)
+    for q_heads, head_dim in ((9, 64), (0, 128)):
+        stacked = torch.empty(rows, (q_heads + 6) * head_dim, dtype=dtype)
+        angles, norm = torch.empty(rows, head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)
+        pool = torch.empty(64, 3, head_dim, dtype=dtype)
+        slots = torch.zeros(rows, dtype=torch.int64)
+        split_heads(stacked, (angles, angles), (q_heads, 3))
+        split_heads(
+            stacked, (angles, angles), (q_heads, 3), (norm, norm), 1e-6, (pool, pool), slots
+        )
+    gate(torch.empty(rows, 3072, dtype=dtype))
 
 
 def main() -> None:

@@ -217,8 +217,14 @@ class Calls(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def calls() -> Seen:
     """Every operator, with the calls that two rounds and all forms make."""
-    target = PagedTarget(
-        tiny_model("llama-64", torch.float32).to(DEVICE), max_batch=2, max_context=24
+    target, fused = (
+        PagedTarget(
+            tiny_model("llama-64", torch.float32).to(DEVICE),
+            max_batch=2,
+            max_context=24,
+            fused=fused,
+        )
+        for fused in (False, True)
     )
     buffers = impl.VerifyBuffers(2, QLen(8), 24, device=DEVICE)
     calls = Calls()
@@ -229,7 +235,7 @@ def calls() -> Seen:
             given["drafts"], given["roots"], target.prefix_lens, target, BUDGET,
             sampling=Sampling(0.8), buffers=buffers,
         )  # fmt: skip
-        impl.verify_round(given["drafts"], given["roots"], target.prefix_lens, target, BUDGET)
+        impl.verify_round(given["drafts"], given["roots"], fused.prefix_lens, fused, BUDGET)
     seen: Seen = calls.seen
     return seen
 

@@ -1,0 +1,218 @@
+"""The layers of Llama-like decoders in ten launches each, from a model's own weights.
+
+Transformers' layers take some forty: a norm alone is seven. In a CUDA graph of a small batch that is most
+of the time of a pass. Here weights of one input are stacked into one matrix (the modules' parameters become
+views of it, so nothing is held twice), and what stands between the products is three kernels
+(``ddtree.impl.layers``).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddtree.impl.layers import add_norm, gate, split_heads
+
+MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
+"""Transformers' models whose layers are plain: pre-norm, rotary, gated by SiLU, nothing scaled."""
+
+Pools = Sequence[tuple[Tensor, Tensor]]
+"""Of each layer: keys and values ``[slots, kv_heads, head_dim]``."""
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Given a layer and ``[T, heads, head_dim]`` queries, keys and values: what attention makes of them."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm's weight and epsilon."""
+
+    weight: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: Any) -> "Norm":
+        """Of a module, Transformers' or ours."""
+        eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        return cls(module.weight.detach(), float(eps))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's weights."""
+
+    input_norm: Norm
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    head_eps: float
+    out: nn.Linear
+    mlp_norm: Norm
+    gate_up: Tensor
+    down: nn.Linear
+
+
+class FusedLayers:
+    """A stack of layers with the final norm."""
+
+    def __init__(self, layers: Sequence[Any], norm: Any, head_dim: int) -> None:
+        """Take the modules; their stacked parameters become views."""
+        self._layers = [_layer_of(layer) for layer in layers]
+        self._norm = Norm.of(norm)
+        first = layers[0].self_attn
+        self.heads = (
+            first.q_proj.out_features // head_dim,
+            first.k_proj.out_features // head_dim,
+        )
+        self._q_width = first.q_proj.out_features
+
+    def __call__(
+        self,
+        x: Float[Tensor, "T hidden"],
+        rope: tuple[Tensor, Tensor],
+        attend: Attend,
+        pools: Pools | None = None,
+        slots: Int64[Tensor, " T"] | None = None,
+        watched: Collection[int] = (),
+    ) -> tuple[Float[Tensor, "T hidden"], dict[int, Tensor]]:
+        """Run the layers.
+
+        Args:
+            x: the rows.
+            rope: cosines and sines ``[T, head_dim]``.
+            attend: the attention.
+            pools: where keys and values go.
+            slots: of the pools, one a row.
+            watched: layers whose outputs are wanted.
+
+        Returns:
+            The rows after the final norm, and the outputs of the watched layers; that of the last one is
+            normalised, as Transformers has it.
+        """
+        hidden, residual, outputs = x, None, dict[int, Tensor]()
+        for i, layer in enumerate(self._layers):
+            hidden, residual = _normed(hidden, residual, layer.input_norm)
+            if i:
+                outputs[i - 1] = residual
+            query, key, value = split_heads(
+                F.linear(hidden, layer.qkv, layer.qkv_bias), rope, self.heads,
+                (layer.q_norm, layer.k_norm), layer.head_eps,
+                None if pools is None else pools[i], slots,
+            )  # fmt: skip
+            hidden = layer.out(attend(i, query, key, value).flatten(1))
+            hidden, residual = _normed(hidden, residual, layer.mlp_norm)
+            hidden = layer.down(gate(F.linear(hidden, layer.gate_up)))
+        hidden, _ = _normed(hidden, residual, self._norm)
+        outputs[len(self._layers) - 1] = hidden
+        return hidden, {i: outputs[i] for i in watched}
+
+    def write_context(
+        self,
+        x: Float[Tensor, "T hidden"],
+        rope: tuple[Tensor, Tensor],
+        pools: Pools,
+        slots: Int64[Tensor, " T"],
+    ) -> None:
+        """Put each layer's keys and values of ``x`` into its pools."""
+        for layer, held in zip(self._layers, pools, strict=True):
+            bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_width :]
+            rows = F.linear(x, layer.qkv[self._q_width :], bias)
+            split_heads(
+                rows, rope, (0, self.heads[1]), (None, layer.k_norm), layer.head_eps, held, slots
+            )
+
+
+class FusedModel:
+    """A Transformers causal LM in such layers."""
+
+    def __init__(self, model: Any, head_dim: int) -> None:
+        """Take a model that ``can_fuse``."""
+        inner = model.model
+        self._embed, self._rotary, self._head = inner.embed_tokens, inner.rotary_emb, model.lm_head
+        self._layers = FusedLayers(inner.layers, inner.norm, head_dim)
+
+    def __call__(
+        self,
+        token_ids: Int64[Tensor, " T"],
+        positions: Int64[Tensor, " T"],
+        attend: Attend,
+        pools: Pools | None,
+        slots: Int64[Tensor, " T"],
+        watched: Collection[int],
+        keep: int,
+    ) -> tuple[Float[Tensor, "kept vocab"], dict[int, Tensor]]:
+        """Logits of the last ``keep`` rows (0: of all), and the outputs of the watched layers."""
+        x = self._embed(token_ids)
+        cos, sin = self._rotary(x[None], positions[None])
+        rope = cos[0].contiguous(), sin[0].contiguous()
+        hidden, outputs = self._layers(x, rope, attend, pools, slots, watched)
+        logits: Tensor = self._head(hidden[-keep:] if keep else hidden)
+        return logits, outputs
+
+
+def can_fuse(model: Any) -> bool:
+    """Whether a Transformers causal LM is one of those, with plain weights and nothing in between."""
+    config = model.config
+    if config.model_type not in MODEL_TYPES or config.hidden_act != "silu":
+        return False
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return False  # compiled in place: it is to run as it is
+    parts = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+    for layer in model.model.layers:
+        linear = [
+            *(getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"),
+            *(getattr(layer.mlp, f"{name}_proj") for name in ("gate", "up", "down")),
+        ]
+        if {name for name, _ in layer.named_children()} != parts:
+            return False
+        if any(type(module) is not nn.Linear for module in linear):
+            return False
+    return True
+
+
+def _normed(x: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    return add_norm(x, residual, norm.weight, norm.eps)
+
+
+def _layer_of(layer: Any) -> _Layer:
+    """Stack a layer's weights."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    return _Layer(
+        input_norm=Norm.of(layer.input_layernorm),
+        qkv=_stacked(projections, "weight"),
+        qkv_bias=None if attention.q_proj.bias is None else _stacked(projections, "bias"),
+        q_norm=None if q_norm is None else q_norm.weight.detach(),
+        k_norm=None if k_norm is None else k_norm.weight.detach(),
+        head_eps=0.0 if q_norm is None else Norm.of(q_norm).eps,
+        out=attention.o_proj,
+        mlp_norm=Norm.of(layer.post_attention_layernorm),
+        gate_up=_stacked((mlp.gate_proj, mlp.up_proj), "weight"),
+        down=mlp.down_proj,
+    )
+
+
+def _stacked(modules: Sequence[nn.Linear], name: str) -> Tensor:
+    """The parameters as one tensor, of which they become views; once, however often it is asked for."""
+    parts = [getattr(module, name).data for module in modules]
+    storage = parts[0].untyped_storage()
+    side_by_side = all(
+        part.untyped_storage().data_ptr() == storage.data_ptr()
+        and part.is_contiguous()
+        and part.storage_offset() == parts[0].storage_offset() + sum(p.numel() for p in parts[:i])
+        for i, part in enumerate(parts)
+    )
+    first: Tensor = parts[0]
+    if side_by_side:
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        return first.as_strided(shape, first.stride(), first.storage_offset())
+    whole = torch.cat(parts)
+    views = whole.split([part.shape[0] for part in parts])
+    for module, view in zip(modules, views, strict=True):
+        getattr(module, name).data = view
+    return whole

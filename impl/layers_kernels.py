@@ -1,0 +1,144 @@
+"""Kernels between the matrix products of a decoder layer, one row of one request a program or more."""
+
+import triton
+import triton.language as tl
+
+from ddtree.impl.index import block_start, row_offset
+
+
+@triton.jit
+def add_norm_kernel(
+    x, residual,  # [T, width], [T, width] or None
+    weight,  # [width]
+    total, normed,  # out [T, width] twice; `total` only where there is a residual
+    eps, width,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``total = x + residual``, ``normed = weight * total / rms(total)``, rounded where PyTorch rounds."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    at = row_offset(row, width, col)
+    value = tl.load(x + at, mask=col < width, other=0.0)
+    if residual is not None:
+        other = tl.load(residual + at, mask=col < width, other=0.0)
+        value = (value.to(tl.float32) + other.to(tl.float32)).to(value.dtype)
+        tl.store(total + at, value, mask=col < width)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    rounded = (wide * scale).to(value.dtype).to(tl.float32)
+    factor = tl.load(weight + col, mask=col < width, other=0.0).to(tl.float32)
+    tl.store(normed + at, (factor * rounded).to(value.dtype), mask=col < width)
+
+
+@triton.jit
+def _normed(first, second, weight, half, is_half, eps, HEAD_DIM: tl.constexpr):
+    """Both halves of a head, normalised; as they are without a weight."""
+    if weight is not None:
+        dtype = first.dtype
+        one, two = first.to(tl.float32), second.to(tl.float32)
+        scale = tl.rsqrt((tl.sum(one * one, axis=0) + tl.sum(two * two, axis=0)) / HEAD_DIM + eps)
+        factor = tl.load(weight + half, mask=is_half, other=0.0).to(tl.float32)
+        first = (factor * (one * scale).to(dtype).to(tl.float32)).to(dtype)
+        factor = tl.load(weight + HEAD_DIM // 2 + half, mask=is_half, other=0.0).to(tl.float32)
+        second = (factor * (two * scale).to(dtype).to(tl.float32)).to(dtype)
+    return first, second
+
+
+@triton.jit
+def _rotated(first, second, cos, sin, at, half, is_half, HEAD_DIM: tl.constexpr):
+    """Both halves of a head, turned by the angles of its row."""
+    one, two = first.to(tl.float32), second.to(tl.float32)
+    cos_one = tl.load(cos + at + half, mask=is_half, other=0.0).to(tl.float32)
+    sin_one = tl.load(sin + at + half, mask=is_half, other=0.0).to(tl.float32)
+    cos_two = tl.load(cos + at + HEAD_DIM // 2 + half, mask=is_half, other=0.0).to(tl.float32)
+    sin_two = tl.load(sin + at + HEAD_DIM // 2 + half, mask=is_half, other=0.0).to(tl.float32)
+    return (
+        (one * cos_one - two * sin_one).to(first.dtype),
+        (two * cos_two + one * sin_two).to(first.dtype),
+    )
+
+
+@triton.jit
+def _store(into, first, second, half, is_half, HEAD_DIM: tl.constexpr):
+    """Write both halves of a head."""
+    tl.store(into + half, first, mask=is_half)
+    tl.store(into + HEAD_DIM // 2 + half, second, mask=is_half)
+
+
+@triton.jit
+def heads_kernel(
+    rows,  # [T, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM]: queries, keys, values
+    cos, sin,  # [T, HEAD_DIM] twice
+    q_weight, k_weight, eps,  # [HEAD_DIM] twice, or None
+    query, key, value,  # out [T, heads, HEAD_DIM]
+    key_pool, value_pool, slots,  # [slots, KV_HEADS, HEAD_DIM] twice and [T], or None
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: normalise and rotate queries and keys; put keys and values into the pools too."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    half = tl.arange(0, HALF)
+    is_half = half < HEAD_DIM // 2
+    source = rows + row_offset(
+        row, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, row_offset(head, HEAD_DIM, 0)
+    )
+    first = tl.load(source + half, mask=is_half, other=0.0)
+    second = tl.load(source + HEAD_DIM // 2 + half, mask=is_half, other=0.0)
+    angles = row_offset(row, HEAD_DIM, 0)
+    if head < Q_HEADS:
+        first, second = _normed(first, second, q_weight, half, is_half, eps, HEAD_DIM)
+        first, second = _rotated(first, second, cos, sin, angles, half, is_half, HEAD_DIM)
+        place = row_offset(row, Q_HEADS * HEAD_DIM, row_offset(head, HEAD_DIM, 0))
+        _store(query + place, first, second, half, is_half, HEAD_DIM)
+    elif head < Q_HEADS + KV_HEADS:
+        first, second = _normed(first, second, k_weight, half, is_half, eps, HEAD_DIM)
+        first, second = _rotated(first, second, cos, sin, angles, half, is_half, HEAD_DIM)
+        inner = row_offset(head - Q_HEADS, HEAD_DIM, 0)
+        _store(
+            key + row_offset(row, KV_HEADS * HEAD_DIM, inner),
+            first,
+            second,
+            half,
+            is_half,
+            HEAD_DIM,
+        )
+        if slots is not None:
+            slot = tl.load(slots + row)
+            place = row_offset(slot, KV_HEADS * HEAD_DIM, inner)
+            _store(key_pool + place, first, second, half, is_half, HEAD_DIM)
+    else:
+        inner = row_offset(head - Q_HEADS - KV_HEADS, HEAD_DIM, 0)
+        _store(
+            value + row_offset(row, KV_HEADS * HEAD_DIM, inner),
+            first,
+            second,
+            half,
+            is_half,
+            HEAD_DIM,
+        )
+        if slots is not None:
+            slot = tl.load(slots + row)
+            place = row_offset(slot, KV_HEADS * HEAD_DIM, inner)
+            _store(value_pool + place, first, second, half, is_half, HEAD_DIM)
+
+
+@triton.jit
+def gate_kernel(
+    both,  # [T, 2 * width]: gate, up
+    out,  # [T, width]
+    width,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``silu(gate) * up``."""
+    row = tl.program_id(0).to(tl.int64)
+    col = block_start(tl.program_id(1), BLOCK) + tl.arange(0, BLOCK)
+    at = row_offset(row, width, 0) + row_offset(row, width, 0)
+    gate = tl.load(both + at + col, mask=col < width, other=0.0)
+    up = tl.load(both + at + width + col, mask=col < width, other=0.0)
+    wide = gate.to(tl.float32)
+    chosen = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    tl.store(
+        out + row_offset(row, width, col),
+        (chosen * up.to(tl.float32)).to(gate.dtype),
+        mask=col < width,
+    )
