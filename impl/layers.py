@@ -45,7 +45,8 @@ def _add_norm(
 
 def split_heads(
     rows: Float[Tensor, "T width"],
-    rope: tuple[Float[Tensor, "T head_dim"], Float[Tensor, "T head_dim"]],
+    rope: tuple[Float[Tensor, "entries head_dim"], Float[Tensor, "entries head_dim"]],
+    positions: Int64[Tensor, " T"],
     heads: tuple[int, int],
     norms: tuple[Tensor | None, Tensor | None] = (None, None),
     eps: float = 0.0,
@@ -56,7 +57,8 @@ def split_heads(
 
     Args:
         rows: ``[T, (q_heads + 2 * kv_heads) * head_dim]``, queries first.
-        rope: cosines and sines of each row.
+        rope: cosines and sines of every position that there may be.
+        positions: of the rows; trusted.
         heads: of queries (0: there are none) and of keys.
         norms: weights ``[head_dim]`` of queries and keys, each normalised a head at a time; None: not.
         eps: of the norms.
@@ -70,7 +72,7 @@ def split_heads(
     if count:
         key_pool, value_pool = (None, None) if pools is None else pools
         _split_heads(
-            rows, *rope, *norms, eps, query, key, value, key_pool, value_pool,
+            rows, *rope, positions, *norms, eps, query, key, value, key_pool, value_pool,
             None if pools is None else slots,
         )  # fmt: skip
     return query, key, value
@@ -81,6 +83,7 @@ def _split_heads(
     rows: Tensor,
     cos: Tensor,
     sin: Tensor,
+    positions: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
     eps: float,
@@ -94,7 +97,7 @@ def _split_heads(
     """Launch."""
     (count, q_heads, head_dim), kv_heads = query.shape, key.shape[1]
     heads_kernel[(count, q_heads + 2 * kv_heads)](
-        rows, cos, sin, q_weight, k_weight, eps, query, key, value, key_pool, value_pool, slots,
+        rows, cos, sin, positions, q_weight, k_weight, eps, query, key, value, key_pool, value_pool, slots,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
         HALF=triton.next_power_of_2(head_dim // 2), num_warps=1,
     )  # fmt: skip

@@ -68,7 +68,7 @@ def _store(into, first, second, half, is_half, HEAD_DIM: tl.constexpr):
 @triton.jit
 def heads_kernel(
     rows,  # [T, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM]: queries, keys, values
-    cos, sin,  # [T, HEAD_DIM] twice
+    cos, sin, positions,  # [entries, HEAD_DIM] twice, [T]
     q_weight, k_weight, eps,  # [HEAD_DIM] twice, or None
     query, key, value,  # out [T, heads, HEAD_DIM]
     key_pool, value_pool, slots,  # [slots, KV_HEADS, HEAD_DIM] twice and [T], or None
@@ -84,7 +84,7 @@ def heads_kernel(
     )
     first = tl.load(source + half, mask=is_half, other=0.0)
     second = tl.load(source + HEAD_DIM // 2 + half, mask=is_half, other=0.0)
-    angles = row_offset(row, HEAD_DIM, 0)
+    angles = row_offset(tl.load(positions + row), HEAD_DIM, 0)
     if head < Q_HEADS:
         first, second = _normed(first, second, q_weight, half, is_half, eps, HEAD_DIM)
         first, second = _rotated(first, second, cos, sin, angles, half, is_half, HEAD_DIM)

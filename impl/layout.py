@@ -11,7 +11,7 @@ import triton
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from ddtree.impl.layout_kernels import plan_kernel
+from ddtree.impl.layout_kernels import plan_kernel, row_inputs_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, QLen, VerifyLayout
 from ddtree.spec.errors import require
@@ -133,4 +133,36 @@ def _plan(
         qo_indptr, kv_indptr, kv_indices, mask_indptr, positions, out_cache_loc,
         batch, rows, max_context, slot_table.stride(0),
         BATCH=triton.next_power_of_2(batch), ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def row_inputs(
+    tree: DraftTree, layout: VerifyLayout, pad_slot: int
+) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]:
+    """Return the token of each query row, and the slot that its KV is written to.
+
+    Rows of no request have token 0; rows without a slot write to ``pad_slot``, which nobody reads.
+    """
+    tokens = torch.empty_like(layout.out_cache_loc)
+    slots = torch.empty_like(tokens)
+    if tokens.numel():
+        _row_inputs(tree.token_ids, layout.qo_indptr, layout.out_cache_loc, tokens, slots, pad_slot)
+    return tokens, slots
+
+
+@op("row_inputs", writes=("tokens", "slots"))
+def _row_inputs(
+    token_ids: Tensor,
+    qo_indptr: Tensor,
+    out_cache_loc: Tensor,
+    tokens: Tensor,
+    slots: Tensor,
+    pad_slot: int,
+) -> None:
+    """Launch."""
+    (batch, width), num_queries = token_ids.shape, tokens.numel()
+    row_inputs_kernel[(triton.cdiv(num_queries, 128),)](
+        token_ids.contiguous(), qo_indptr, out_cache_loc, tokens, slots,
+        num_queries, batch, width, pad_slot,
+        BATCH=triton.next_power_of_2(batch), BLOCK=128,
     )  # fmt: skip

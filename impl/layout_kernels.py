@@ -69,3 +69,24 @@ def plan_kernel(
         into = tl.where(has_query, q_start + row, unused)
         tl.store(positions + into, tl.where(has_query, position(prefix_len, depth), 0), mask=is_row)
         tl.store(out_cache_loc + into, slot, mask=is_row)
+
+
+@triton.jit
+def row_inputs_kernel(
+    token_ids, qo_indptr, out_cache_loc,  # [B, width], [B+1], [T]
+    tokens, slots,  # out [T] twice
+    num_queries, batch, width, pad_slot,
+    BATCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token and the slot of some rows; those of no request get token 0 and the slot for padding."""
+    row = block_start(tl.program_id(0), BLOCK) + tl.arange(0, BLOCK)
+    is_row = row < num_queries
+    request = tl.arange(0, BATCH)
+    stop = tl.load(qo_indptr + request + 1, mask=request < batch, other=2147483647)
+    b = tl.sum((row[:, None] >= stop[None, :]).to(tl.int32), axis=1)
+    start = tl.load(qo_indptr + b, mask=is_row & (b < batch), other=0)
+    at = row_offset(b.to(tl.int64), width, row - start)
+    inside = is_row & (b < batch) & (row - start < width)
+    tl.store(tokens + row, tl.load(token_ids + at, mask=inside, other=0), mask=is_row)
+    slot = tl.load(out_cache_loc + row, mask=is_row, other=-1)
+    tl.store(slots + row, tl.where(slot < 0, pad_slot, slot), mask=is_row)

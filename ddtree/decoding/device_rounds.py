@@ -12,7 +12,8 @@ it does exactly when its last token is there, has no rows any more. And what the
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,6 +89,8 @@ class DeviceRounds:
             self._drafts = torch.zeros(shape, device=device)
         self.ahead = int(self.resident is not None)
 
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """For the record, which nothing in a round waits for."""
         self._captured: Captured[_Record] | None = None
         self._records: list[Tensor] = []
         if device.type == "cuda":
@@ -143,11 +146,25 @@ class DeviceRounds:
             drafts, self.roots, live, self._watched, self._budget, self._topk,
             from_logits=resident is not None, ragged=self._ragged, sampling=self._sampling,
         )  # fmt: skip
-        accepted = result.acceptance
+        with self._beside():
+            record = _Record(result, None if self._sampling else self._watched.logits)
         if resident is not None:
             resident.commit(self._target.committed_features(), live, result.commit)
+        accepted = result.acceptance
         self.roots.copy_(torch.where(accepted.num_accepted > 0, accepted.bonus, self.roots))
-        return _Record(result, None if self._sampling else self._watched.logits)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        return record
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a CUDA device a stream beside the current one, which has to wait for it in the end."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
 
     def _read(
         self,

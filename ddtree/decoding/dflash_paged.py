@@ -47,6 +47,9 @@ class PagedDFlash:
         model = drafter.model
         self._layers = FusedLayers(list(model.layers), model.norm, config.head_dim)
         self._context_norm = Norm.of(model.hidden_norm)
+        entries = torch.arange(target.max_context + size, device=device)
+        cos, sin = model.rope(entries, model.fc.weight.dtype)
+        self._rope = cos[:, 0].contiguous(), sin[:, 0].contiguous()
         depths = torch.arange(size, dtype=torch.int32, device=device).expand(batch, size)
         depths = depths.contiguous()
         tokens = torch.full((batch, size), config.mask_token_id, device=device)
@@ -84,7 +87,7 @@ class PagedDFlash:
             return block_attention(query, key, value, *self._pools[layer], layout, self._words)
 
         x = self.drafter.embed(self._block.token_ids.flatten())
-        hidden, _ = self._layers(x, self._rope(layout.positions), attend)
+        hidden, _ = self._layers(x, self._rope, layout.positions, attend)
         return self.drafter.logits(hidden.unflatten(0, self._block.token_ids.shape)[:, 1:])
 
     @torch.no_grad()
@@ -107,11 +110,7 @@ class PagedDFlash:
     ) -> None:
         model, norm = self.drafter.model, self._context_norm
         x, _ = add_norm(model.fc(features.to(norm.weight)), None, norm.weight, norm.eps)
-        self._layers.write_context(x, self._rope(entries), self._pools, slots.contiguous())
-
-    def _rope(self, positions: Int64[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        cos, sin = self.drafter.model.rope(positions, self._context_norm.weight.dtype)
-        return cos[:, 0], sin[:, 0]
+        self._layers.write_context(x, self._rope, entries, self._pools, slots)
 
 
 def _word(size: int, word: int) -> int:

@@ -74,6 +74,7 @@ class FusedLayers:
         self,
         x: Float[Tensor, "T hidden"],
         rope: tuple[Tensor, Tensor],
+        positions: Int64[Tensor, " T"],
         attend: Attend,
         pools: Pools | None = None,
         slots: Int64[Tensor, " T"] | None = None,
@@ -83,7 +84,8 @@ class FusedLayers:
 
         Args:
             x: the rows.
-            rope: cosines and sines ``[T, head_dim]``.
+            rope: cosines and sines ``[entries, head_dim]`` of every position that there may be.
+            positions: of the rows.
             attend: the attention.
             pools: where keys and values go.
             slots: of the pools, one a row.
@@ -99,7 +101,7 @@ class FusedLayers:
             if i:
                 outputs[i - 1] = residual
             query, key, value = split_heads(
-                F.linear(hidden, layer.qkv, layer.qkv_bias), rope, self.heads,
+                F.linear(hidden, layer.qkv, layer.qkv_bias), rope, positions, self.heads,
                 (layer.q_norm, layer.k_norm), layer.head_eps,
                 None if pools is None else pools[i], slots,
             )  # fmt: skip
@@ -114,6 +116,7 @@ class FusedLayers:
         self,
         x: Float[Tensor, "T hidden"],
         rope: tuple[Tensor, Tensor],
+        positions: Int64[Tensor, " T"],
         pools: Pools,
         slots: Int64[Tensor, " T"],
     ) -> None:
@@ -122,17 +125,29 @@ class FusedLayers:
             bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_width :]
             rows = F.linear(x, layer.qkv[self._q_width :], bias)
             split_heads(
-                rows, rope, (0, self.heads[1]), (None, layer.k_norm), layer.head_eps, held, slots
+                rows,
+                rope,
+                positions,
+                (0, self.heads[1]),
+                (None, layer.k_norm),
+                layer.head_eps,
+                held,
+                slots,
             )
 
 
 class FusedModel:
     """A Transformers causal LM in such layers."""
 
-    def __init__(self, model: Any, head_dim: int) -> None:
-        """Take a model that ``can_fuse``."""
+    @torch.no_grad()
+    def __init__(self, model: Any, head_dim: int, num_positions: int) -> None:
+        """Take a model that ``can_fuse``; positions stay below ``num_positions``."""
         inner = model.model
-        self._embed, self._rotary, self._head = inner.embed_tokens, inner.rotary_emb, model.lm_head
+        self._embed, self._head = inner.embed_tokens, model.lm_head
+        like = inner.embed_tokens.weight[:1]
+        entries = torch.arange(num_positions, device=like.device)
+        cos, sin = inner.rotary_emb(like[None], entries[None])
+        self._rope = cos[0].contiguous(), sin[0].contiguous()
         self._layers = FusedLayers(inner.layers, inner.norm, head_dim)
 
     def __call__(
@@ -147,9 +162,7 @@ class FusedModel:
     ) -> tuple[Float[Tensor, "kept vocab"], dict[int, Tensor]]:
         """Logits of the last ``keep`` rows (0: of all), and the outputs of the watched layers."""
         x = self._embed(token_ids)
-        cos, sin = self._rotary(x[None], positions[None])
-        rope = cos[0].contiguous(), sin[0].contiguous()
-        hidden, outputs = self._layers(x, rope, attend, pools, slots, watched)
+        hidden, outputs = self._layers(x, self._rope, positions, attend, pools, slots, watched)
         logits: Tensor = self._head(hidden[-keep:] if keep else hidden)
         return logits, outputs
 

@@ -17,6 +17,8 @@ from ddtree.decoding.fused import MODEL_TYPES, FusedModel, can_fuse
 from ddtree.decoding.paged_attention import Asked, VerifyPass
 from ddtree.decoding.paged_layers import layers_of
 from ddtree.impl import commit_kv, convert_mask, plan_verify, tree_mask
+from ddtree.impl.layout import row_inputs
+from ddtree.impl.tree import MAX_HORIZON
 from ddtree.spec.contracts import (
     Acceptance,
     BitMask,
@@ -97,7 +99,10 @@ class PagedTarget:
         )
         if fused is None:
             fused = self.device.type == "cuda" and can_fuse(self.model)
-        self._fused = FusedModel(self.model, self.layers[0].head_dim) if fused else None
+        self._fused = None
+        if fused:
+            positions = self.max_context + MAX_HORIZON + 1
+            self._fused = FusedModel(self.model, self.layers[0].head_dim, positions)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
@@ -232,7 +237,8 @@ class PagedTarget:
             tree = _chain(chunk)
             prefix = self.prefix_lens[request : request + 1]
             layout = plan_verify(tree, prefix, self.slot_table[request : request + 1])
-            logits = self._pass(chunk, layout, tree_mask(tree, layout).words, keep=1)
+            tokens, slots = row_inputs(tree, layout, self.pad_slot)
+            logits = self._pass(tokens, slots, layout, tree_mask(tree, layout).words, keep=1)
             features.append(self.row_features)
             self.prefix_lens[request] += chunk.numel()
         self._committed_rows = None
@@ -274,7 +280,8 @@ class PagedTarget:
             The logits of every row of the layout; those of rows past ``qo_indptr[-1]`` mean nothing.
         """
         bits = mask if isinstance(mask, BitMask) else convert_mask(mask, layout, "bits")
-        return self._pass(_row_tokens(tree, layout), layout, bits.words, keep=0)
+        tokens, slots = row_inputs(tree, layout, self.pad_slot)
+        return self._pass(tokens, slots, layout, bits.words, keep=0)
 
     @torch.no_grad()
     def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
@@ -287,9 +294,10 @@ class PagedTarget:
         held.copy_(torch.where(acceptance.num_accepted > 0, commit.prefix_lens, held))
         return commit
 
-    def _pass(self, tokens: Tensor, layout: VerifyLayout, words: Tensor, keep: int) -> Tensor:
+    def _pass(
+        self, tokens: Tensor, slots: Tensor, layout: VerifyLayout, words: Tensor, keep: int
+    ) -> Tensor:
         """Run the rows through the model; ``keep``: logits of so many last rows, 0: of all."""
-        slots = torch.where(layout.out_cache_loc < 0, self.pad_slot, layout.out_cache_loc)
         verify = VerifyPass(self.kv, layout, slots)
         watched = self.feature_layer_ids
         if self._fused is not None:
@@ -357,11 +365,3 @@ def _chain(token_ids: Int64[Tensor, " n"]) -> DraftTree:
     depths = torch.arange(token_ids.numel(), dtype=torch.int32, device=token_ids.device)[None]
     scores = torch.zeros(depths.shape, dtype=torch.float64, device=token_ids.device)
     return DraftTree(token_ids[None], depths - 1, depths, scores, depths[:, -1] + 1)
-
-
-def _row_tokens(tree: DraftTree, layout: VerifyLayout) -> Int64[Tensor, " T"]:
-    """The token of each query row, wherever ragged requests begin; of unused rows, any token."""
-    batch, width = tree.token_ids.shape
-    rows = torch.arange(layout.positions.numel(), device=layout.positions.device)
-    b = (rows[:, None] >= layout.qo_indptr[1:]).sum(-1).clamp(max=batch - 1)
-    return tree.token_ids[b, (rows - layout.qo_indptr[b]).clamp(0, width - 1)]

@@ -13,6 +13,7 @@ import torch
 from ddtree import impl, spec
 from ddtree.impl.accept import new_tokens
 from ddtree.impl.layers import add_norm, gate, split_heads
+from ddtree.impl.layout import row_inputs
 from ddtree.impl.sampling import row_uniforms
 from ddtree.spec import Budget, DraftTree, Horizon, PagedKV, QLen
 from tests.impl.launches import compiled_for
@@ -40,6 +41,7 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
     prefix_lens = torch.zeros(batch, dtype=torch.int32)
     impl.plan_verify(tree, prefix_lens, table, tree.num_nodes)
     layout = impl.plan_verify(tree, prefix_lens, table)
+    row_inputs(tree, layout, 64)
     masks = [impl.tree_mask(tree, layout, form) for form in ("bits", "flat", "packed", "dense")]
     for mask in masks:
         for form in ("bits", "flat", "packed", "dense"):
@@ -77,9 +79,9 @@ def launch_layers(rows: int, dtype: torch.dtype) -> None:
         angles, norm = torch.empty(rows, head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)
         pool = torch.empty(64, 3, head_dim, dtype=dtype)
         slots = torch.zeros(rows, dtype=torch.int64)
-        split_heads(stacked, (angles, angles), (q_heads, 3))
+        split_heads(stacked, (angles, angles), slots, (q_heads, 3))
         split_heads(
-            stacked, (angles, angles), (q_heads, 3), (norm, norm), 1e-6, (pool, pool), slots
+            stacked, (angles, angles), slots, (q_heads, 3), (norm, norm), 1e-6, (pool, pool), slots
         )
     gate(torch.empty(rows, 3072, dtype=dtype))
 
