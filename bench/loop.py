@@ -206,8 +206,9 @@ def check(setting: Setting, row: dict[str, Any], expected: list[list[int]]) -> d
 def load(options: argparse.Namespace) -> Setting:
     """The target, the drafter and the prompts."""
     dtype = getattr(torch, options.dtype)
-    if options.target == "tiny":
-        model, prompts = tiny(dtype, options.device), tiny_prompts(options.prompts)
+    if options.target in SHAPES:
+        model = random_model(options.target, dtype, options.device)
+        prompts = random_prompts(model.config.vocab_size, options.prompts)
     else:
         from ddtree.decoding import load_target
 
@@ -240,27 +241,41 @@ def encoded(tokenizer: Any, count: int) -> list[Tensor]:
     return found
 
 
-def tiny(dtype: torch.dtype, device: str) -> Any:
-    """A random Llama of two layers."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 13, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+    },
+    "smollm2": {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""Llamas with random weights: one to rehearse with, and one of the embedded target's sizes."""
+
+
+def random_model(shape: str, dtype: torch.dtype, device: str) -> Any:
+    """One of ``SHAPES``; its text depends on the context."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=13, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=64, max_position_embeddings=512,
+        **SHAPES[shape], max_position_embeddings=2048,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    for weight in model.parameters():
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for name, weight in model.named_parameters():
         if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.3)
-    return model.to(device, dtype).eval()
+            std = 0.3 if "embed" in name else 1.2 / weight.shape[1] ** 0.5
+            torch.nn.init.normal_(weight, std=std)
+    return model.eval()
 
 
-def tiny_prompts(count: int) -> list[Tensor]:
-    """Random ones, ragged."""
+def random_prompts(vocab: int, count: int) -> list[Tensor]:
+    """Random tokens, ragged."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(0, 13, (3 + i,), generator=generator) for i in range(count)]
+    return [torch.randint(0, vocab, (3 + 5 * i,), generator=generator) for i in range(count)]
 
 
 def write_random(model: Any, folder: Path) -> None:
@@ -379,9 +394,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    numbers = {"type": lambda text: tuple(int(part) for part in text.split(","))}
+    numbers: dict[str, Any] = {"type": lambda text: tuple(int(part) for part in text.split(","))}
     parser.add_argument(
-        "--target", default="embedded", help="embedded, a Transformers folder, or tiny"
+        "--target",
+        default="embedded",
+        help="embedded, a Transformers folder, or random weights: tiny, smollm2",
     )
     parser.add_argument("--drafter", default="random", help="a DFlash folder, random, or ngram")
     parser.add_argument("--official", type=Path, default=os.environ.get("DDTREE_OFFICIAL"))
