@@ -98,7 +98,7 @@ class PagedDFlash:
         commit: Commit,
     ) -> None:
         """Take the context of what a round has committed behind ``prefix_lens``."""
-        entries = prefix_lens[:, None] + self._steps
+        entries = prefix_lens.clamp(min=0)[:, None] + self._steps  # -1: an unused place
         slots = torch.where(commit.dst < 0, self.target.pad_slot, commit.dst)
         self._append(features.flatten(0, 1), entries.flatten(), slots.flatten())
 
