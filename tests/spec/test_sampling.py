@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as hs
 
+from ddtree.spec.errors import InputError
 from ddtree.spec.sampling import (
     Sampling,
     first_argmax,
@@ -132,3 +133,12 @@ def test_a_sample_inverts_the_distribution_function(shares: list[int], number: i
     probs = torch.tensor([shares], dtype=torch.float64) / total
     token = int(sample(probs, torch.tensor([number / 2**53], dtype=torch.float64)))
     assert sum(shares[:token]) * 2**53 <= number * total < sum(shares[: token + 1]) * 2**53
+
+
+def test_seeds_may_lie_in_a_tensor() -> None:
+    """In the bits of int64, one for each request; the numbers are those of the seeds."""
+    seeds = (5, 2**64 - 1)
+    held = Sampling(seed=torch.tensor([5, -1]))
+    assert held.seeds(2) == list(seeds)
+    with pytest.raises(InputError, match="2 seeds for 3 requests"):
+        held.seeds(3)
