@@ -283,7 +283,7 @@ def request_of(tree: DraftTree, acceptance: Acceptance, b: int) -> tuple[DraftTr
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device, without waiting for the device."""
-    if tensor.device == device or device.type != "cuda":
+    if tensor.device == device or device.type != "cuda" or not tensor.numel():
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

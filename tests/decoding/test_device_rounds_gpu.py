@@ -209,6 +209,15 @@ def test_stops_and_samples_in_captured_rounds() -> None:
         )  # near the edge between two tokens float error changes a sample
 
 
+def test_a_drafter_that_drafts_nothing() -> None:
+    """Block size 1 and budget 0: plain decoding, a round a token."""
+    model, todo = model_of("qwen3", torch.float32), requests(3, 12)
+    drafter = NGramDrafter(model.config.vocab_size, 1)
+    found = decode(PagedTarget(model, max_batch=2, max_context=CONTEXT), drafter, todo, budget=0)
+    held_to(found, plain(model, todo))
+    assert all(one.tokens_per_round == 1 for one in found if one.rounds)
+
+
 def test_debug_mode_goes_into_the_graph() -> None:
     """Captured rounds are checked at every replay, and nothing is broken."""
     model = model_of("qwen3", torch.float32)
