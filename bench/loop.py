@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -301,8 +302,7 @@ def write_random(model: Any, folder: Path) -> None:
 
 def official_drafter(setting: Setting) -> Any:
     """The official code's own draft model with the folder's weights."""
-    import model as official  # of the checkout, which `load_official` has put on the path
-
+    official = import_module("model")  # of the checkout, which `load_official` has put on the path
     found = official.DFlashDraftModel.from_pretrained(
         setting.drafter_folder, dtype=setting.model.dtype, attn_implementation="sdpa"
     )
