@@ -1,11 +1,13 @@
 """SGLang's Triton backend, hooked through its plugin registry (``sglang.srt.plugins``, since 0.5.12).
 
 Where verify metadata is made it is read and held to the table: after the eager pass's, after that of each
-capture and each replay (in the buffers that the graph reads), and once a pass at the attention kernel itself.
+capture and each replay (in the buffers that the graph reads), and once a pass at the attention kernel itself,
+as the backend has bound it.
 SGLang logs and swallows what goes wrong in plugins, so that the hooks look for themselves when all are
 applied, and say what they found.
 """
 
+import functools
 import inspect
 import pkgutil
 from collections.abc import Callable
@@ -31,22 +33,15 @@ from ddtree.spec.errors import InputError
 _BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 REGISTRY = "sglang.srt.plugins.hook_registry"
 
-Target = tuple[str, str, tuple[str, ...]]
-"""Name for people, method of ``Hooks``, and where it has been in some version."""
-TARGETS: tuple[Target, ...] = (
-    ("TritonAttnBackend.init_forward_metadata", "eager", (f"{_BACKEND}.init_forward_metadata",)),
-    (
-        "TritonAttnBackend.init_forward_metadata_out_graph", "graph",
-        (f"{_BACKEND}.init_forward_metadata_out_graph",),  # since 0.5.13
-    ),
-    (
-        "extend_attention_fwd", "attention",
-        (
-            "sglang.kernels.ops.attention.extend_attention.extend_attention_fwd",  # since 0.5.16
-            "sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd",
-        ),
-    ),
-)  # fmt: skip
+TARGETS: dict[str, tuple[str, str]] = {
+    "init_forward_metadata": ("eager", "AFTER"),
+    "init_forward_metadata_out_graph": ("graph", "AROUND"),  # since 0.5.13
+    "__init__": (
+        "made",
+        "AFTER",
+    ),  # binds extend_attention_fwd, whose module asks for the device at import
+}
+"""Of each hooked method of ``TritonAttnBackend`` the one of ``Hooks``, and how it is hooked."""
 
 
 class Hooks:
@@ -63,17 +58,15 @@ class Hooks:
     def install(self) -> None:
         """Register the hooks, and look for them when SGLang has applied all plugins' hooks."""
         registry: Any = import_module(REGISTRY)
-        kinds = {"eager": "AFTER", "graph": "AROUND", "attention": "AROUND"}
         targets = {}
-        for name, method, paths in TARGETS:
-            path, why = resolve(paths)
-            if path:
-                targets[name] = (path, getattr(self, method))
-                registry.HookRegistry.register(
-                    path, targets[name][1], registry.HookType[kinds[method]]
-                )
+        for name, (method, kind) in TARGETS.items():
+            path, hook = f"{_BACKEND}.{name}", getattr(self, method)
+            why = missing(path)
+            if why:
+                self.where[f"TritonAttnBackend.{name}"] = why
             else:
-                self.where[name] = why
+                targets[name] = (path, hook)
+                registry.HookRegistry.register(path, hook, registry.HookType[kind])
         apply_hooks = vars(registry.HookRegistry)["apply_hooks"]
 
         def applied(_: object) -> None:
@@ -81,7 +74,8 @@ class Hooks:
             registry.HookRegistry.apply_hooks()
             for name, (path, hook) in targets.items():
                 is_there = is_hooked(pkgutil.resolve_name(path), hook)
-                self.where[name] = "" if is_there else f"SGLang did not apply the hook to {path}"
+                why = "" if is_there else f"SGLang did not apply the hook to {path}"
+                self.where[f"TritonAttnBackend.{name}"] = why
             self.watch.installed(self.where)
 
         registry.HookRegistry.apply_hooks = classmethod(applied)
@@ -149,6 +143,24 @@ class Hooks:
         if call is not None:
             self._compare_told(batch, call)
             self.watch.hold(call, "sglang_capture" if in_capture else "sglang_replay", where)
+
+    def made(self, result: Any, backend: Any, *_: Any, **__: Any) -> None:
+        """After ``__init__``: put the hook around the attention kernel that this backend has bound."""
+        original = getattr(backend, "extend_attention_fwd", None)
+        if original is None:
+            self.watch.once(
+                f"{self.watch.engine}: not installed on extend_attention_fwd: this backend has none"
+            )
+            return
+
+        @functools.wraps(original)
+        def attention(*args: Any, **kwargs: Any) -> Any:
+            return self.attention(original, *args, **kwargs)
+
+        backend.extend_attention_fwd = torch.compiler.disable(attention)
+        self.watch.once(
+            f"{self.watch.engine}: installed on extend_attention_fwd of this worker's TritonAttnBackend"
+        )
 
     def attention(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around ``extend_attention_fwd``: what the kernel is given, once for each pass."""
@@ -245,10 +257,8 @@ def plugin() -> None:
 
 def status() -> dict[str, str]:
     """Each target's name; why the installed version does not have it, or an empty string."""
-    return {
-        name: resolve(paths)[1]
-        for name, _, paths in (("plugin registry", "", (REGISTRY,)), *TARGETS)
-    }
+    told = {"plugin registry": missing(REGISTRY)}
+    return told | {f"TritonAttnBackend.{name}": missing(f"{_BACKEND}.{name}") for name in TARGETS}
 
 
 def installed_version() -> str:
@@ -259,17 +269,13 @@ def installed_version() -> str:
         return ""
 
 
-def resolve(paths: tuple[str, ...]) -> tuple[str, str]:
-    """The first of the paths that this version has, else an empty string and why not."""
-    reasons = []
-    for path in paths:
-        try:
-            pkgutil.resolve_name(path)
-        except Exception as error:  # noqa: BLE001  # an engine's module may fail in any way when imported
-            reasons.append(f"{path}: {type(error).__name__}: {error}")
-        else:
-            return path, ""
-    return "", f"not found: {'; '.join(reasons)}"
+def missing(path: str) -> str:
+    """Why this version has nothing under a dotted path; empty: it has."""
+    try:
+        pkgutil.resolve_name(path)
+    except Exception as error:  # noqa: BLE001  # an engine's module may fail in any way when imported
+        return f"not found: {path}: {type(error).__name__}: {error}"
+    return ""
 
 
 def is_hooked(function: Any, hook: Callable[..., Any]) -> bool:

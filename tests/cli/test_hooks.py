@@ -41,7 +41,7 @@ def test_what_would_not_be_hooked_is_named(
     assert (told["name"], told["version"]) == ("SGLang", "9.9")
     problems = "\n".join(told["problems"])
     assert (
-        "extend_attention_fwd: not found: sglang.kernels.ops.attention.extend_attention" in problems
+        "init_forward_metadata: not found: sglang.srt.layers.attention.triton_backend" in problems
     )
     assert "SGLANG_PLUGINS=another, and-more leaves ddtree out" in problems
     shown = run("hooks").stdout

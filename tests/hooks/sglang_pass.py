@@ -190,13 +190,13 @@ def forked() -> list[int]:
     return [os.getpid(), child]
 
 
-def swallow_the_attention_hook() -> None:
+def swallow_a_hook() -> None:
     """Have SGLang fail to apply that hook: it logs the failure and goes on."""
     registry: Any = import_module("sglang.srt.plugins.hook_registry")
     wrap = registry._wrap_fn
 
     def fail(function: Any, hook: Any, kind: Any) -> Any:
-        if function.__name__ == "extend_attention_fwd":
+        if function.__name__ == "__init__":
             raise RuntimeError("cannot be applied")
         return wrap(function, hook, kind)
 
@@ -208,7 +208,7 @@ def main(version: str, name: str) -> None:
     declare_entry_points()
     sglang_engine.load(version)
     if name == "wrong":
-        swallow_the_attention_hook()
+        swallow_a_hook()
     import_module("sglang.srt.plugins").load_plugins()
     print(json.dumps(globals()[name]()))
 

@@ -86,7 +86,7 @@ def test_wrong_contents_and_a_missing_hook_are_caught(tmp_path: Path) -> None:
     assert found["room"][2:4] == [64 * (5 + 64), 4 * 8 * (96 + 8)]
     assert "installed on SGLang 0.5.23: TritonAttnBackend.init_forward_metadata, " in log
     assert (
-        "not installed on SGLang 0.5.23: extend_attention_fwd (SGLang did not apply the hook to"
+        "not installed on SGLang 0.5.23: TritonAttnBackend.__init__ (SGLang did not apply the hook to"
         in log
     )
 
