@@ -220,7 +220,8 @@ def generate(
             stderr().print(f"{trace} is not written: the generation was interrupted", markup=False)
     if as_json:
         requests = [_report(one, why) for one in run.written]
-        print_json({"requests": requests, "interrupted": why == INTERRUPTION})
+        chosen = {"budget": most, "topk": kept}  # with --budget auto, what that chose
+        print_json({**chosen, "requests": requests, "interrupted": why == INTERRUPTION})
     elif is_shown:
         _print(run, run.written[0], why, debug)
     else:

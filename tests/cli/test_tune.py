@@ -67,7 +67,9 @@ def test_auto_needs_a_result_and_uses_it(
     result = run(*args, "--max-new-tokens", 12)
     assert result.exit_code == 0, result.stderr
     assert f"budget auto: {tuning}" in result.stderr
-    (one,) = json.loads(result.stdout)["requests"]
+    report = json.loads(result.stdout)
+    assert (report["budget"], report["topk"]) == (tuning.best.budget, tuning.best.topk)
+    (one,) = report["requests"]
     assert one["compared"]["equal"] is True
     assert max(stats["num_nodes"] for stats in one["rounds"]) <= tuning.best.budget + 1
     several = run(*args[:2], "e f", *args[2:], "--max-new-tokens", 4)
