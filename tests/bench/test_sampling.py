@@ -1,5 +1,6 @@
 """The chi-square test of sampling: by hand, and on a tiny model with a fair and an unfair draw."""
 
+import json
 import math
 from argparse import Namespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.common import RESULTS
 from bench.sampling import Case, chi_square, run_case, summary_of
 from ddtree.decoding import HFTarget, NGramDrafter
 from ddtree.spec.sampling import row_uniforms
@@ -48,3 +50,13 @@ def test_a_fair_draw_passes_and_an_unfair_one_does_not(monkeypatch: pytest.Monke
     unfair = summary_of({"unfair": run_case(case, settings, args, lambda _: None)})
     assert unfair["smallest p"] < 1e-6
     assert not unfair["holds"]
+
+
+def test_the_recorded_run_holds() -> None:
+    """No p of the recorded run is too small for the number of tests, and each wrong twin was refused."""
+    result = json.loads((RESULTS / "sampling-cpu.json").read_text(encoding="utf-8"))
+    assert result["settings"]["draws"] == 20_000
+    assert len(result["cases"]) >= 6
+    summary = summary_of(result["cases"])
+    assert summary == result["summary"]
+    assert summary["holds"]

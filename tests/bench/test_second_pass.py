@@ -1,5 +1,6 @@
 """The second pass on a tiny model: it holds for what decoding emits, and notices what it did not."""
 
+import json
 from argparse import Namespace
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from bench import second_pass
-from bench.second_pass import run_cell, verdict
+from bench.common import RESULTS
+from bench.second_pass import BUDGETS, run_cell, verdict
 from ddtree.decoding import HFTarget, SeparateTargets
 from tests.decoding.tiny import prompt, tiny_model
 
@@ -75,3 +77,12 @@ def test_a_token_that_the_pass_did_not_choose_is_noticed(
     cell = cell_of(model, 1)
     assert cell[WRONG] >= 1
     assert not verdict(cell, torch.bfloat16)
+
+
+def test_the_recorded_run_holds() -> None:
+    """Every cell of the recorded run, judged again from its counts: none of its tokens fails."""
+    result = json.loads((RESULTS / "second-pass-cpu.json").read_text(encoding="utf-8"))
+    assert result["settings"]["prompts"] == 50
+    dtype: torch.dtype = getattr(torch, result["settings"]["dtype"])
+    assert {f"budget {budget}, batch 1" for budget in BUDGETS} <= result["cells"].keys()
+    assert all(verdict(cell, dtype) for cell in result["cells"].values())
