@@ -39,7 +39,11 @@ class Plain:
         self.roots = torch.zeros(batch, dtype=torch.int64, device=device)
         self._tree = DraftTree(self.roots[:, None], zeros - 1, zeros, zeros.double(), ones[:, 0])
         self._mask = BitMask(ones)  # a root sees itself
-        self._captured = Captured(self.step, device) if device.type == "cuda" else None
+        self._captured: Captured[Tensor] | None = None
+        if device.type == "cuda":
+            lens = target.prefix_lens.clone()
+            self._captured = Captured(self.step, device)
+            target.prefix_lens.copy_(lens)  # warming up took a step
 
     @torch.no_grad()
     def step(self) -> Tensor:
