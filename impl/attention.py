@@ -447,6 +447,11 @@ def _require_supported(
         least,
     )
     require(
+        not (IS_INTERPRETED and query.dtype is torch.bfloat16),
+        "query is {}; Triton's interpreter multiplies bfloat16 wrongly: take float32 or float16, or a GPU",
+        query.dtype,
+    )
+    require(
         query.is_cuda or IS_INTERPRETED,
         "query is on {}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)",
         query.device,

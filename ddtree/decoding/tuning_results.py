@@ -326,10 +326,18 @@ def target_name(model: Any) -> str:
 
 
 def drafter_name(drafter: str | Path, block_size: int) -> str:
-    """A drafter that is given by name: the n-gram drafter with its block size, or a checkpoint."""
+    """A drafter that is given by name: the n-gram drafter with its block size, or a checkpoint.
+
+    Of a folder the weights' sizes and dates count too: one trained anew is another drafter.
+    """
     if drafter == "ngram":
         return f"ngram, block size {block_size}"
-    return str(Path(drafter).resolve()) if Path(drafter).exists() else str(drafter)
+    folder = Path(drafter).resolve()
+    if not folder.exists():
+        return str(drafter)
+    files = [(it.name, it.stat()) for it in sorted(folder.glob("*.safetensors"))]
+    weights = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in files])
+    return f"{folder} ({hashlib.sha256(weights.encode()).hexdigest()[:8]})"
 
 
 def device_name(device: torch.device) -> str:

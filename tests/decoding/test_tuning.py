@@ -22,6 +22,7 @@ from ddtree.decoding.tuning_results import (
     Plain,
     Times,
     Tuning,
+    drafter_name,
     find,
     store,
     stored,
@@ -232,3 +233,13 @@ def test_bad_input_is_refused(model: Any) -> None:
     with pytest.raises(InputError, match="by the drafter's name"):
         ddtree.generate(model, letters, "abc", budget="auto", drafter=drafter)
     assert stored() == []
+
+
+def test_a_drafter_trained_anew_is_another(tmp_path: Path) -> None:
+    """New weights in the same folder have a name of their own; an equal folder keeps its name."""
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    name = drafter_name(tmp_path, 8)
+    assert drafter_name(str(tmp_path), 8) == name
+    weights.write_bytes(b"another")
+    assert drafter_name(tmp_path, 8) != name

@@ -512,6 +512,10 @@ def test_refuses_what_it_cannot_read() -> None:
     def attempt(q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor) -> None:
         impl.verify_attention(q, k, v, k_pool, v_pool, call.layout, call.mask)
 
+    if DEVICE == "cpu":  # in the interpreter
+        half = map_tensors(lambda tensor: tensor.bfloat16(), call.tensors)
+        with pytest.raises(spec.InputError, match="interpreter multiplies bfloat16 wrongly"):
+            attempt(*half)
     with pytest.raises(spec.InputError, match="head_dim is 32"):
         attempt(*map_tensors(lambda tensor: tensor[..., :32], call.tensors))
     with pytest.raises(spec.InputError, match=r"key is torch\.float16, query torch\.float32"):
