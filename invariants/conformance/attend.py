@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ddtree.invariants.conformance.backend import Backend, Refused
+from ddtree.invariants.conformance.failure import WrongResult
 from ddtree.invariants.strategies import VerifyCall
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import QLen
@@ -128,15 +129,18 @@ def output_of(result: Any, rows: int) -> Tensor:
     """The output's rows that belong to the call, on the CPU.
 
     Raises:
-        TypeError: the result is neither a tensor nor a tuple that begins with one.
-        ValueError: it has fewer rows than the call.
+        WrongResult: the result is neither a tensor nor a tuple that begins with one, or has fewer rows than
+            the call.
     """
     output = result[0] if isinstance(result, tuple) and result else result
     if not isinstance(output, Tensor):
-        raise TypeError(f"verify_attention returned a {type(output).__name__}, no tensor")
+        within = "a tuple that begins with " if output is not result else ""
+        raise WrongResult(
+            f"verify_attention returned {within}a {type(output).__name__}, expected (output, lse)"
+        )
     if output.ndim != 3 or output.shape[0] < rows:
         shape = list(output.shape)
-        raise ValueError(f"the output has shape {shape}; expected [{rows}, q_heads, head_dim]")
+        raise WrongResult(f"the output has shape {shape}; expected [{rows}, q_heads, head_dim]")
     return output[:rows].detach().cpu()
 
 

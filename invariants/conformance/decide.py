@@ -129,6 +129,8 @@ def conditions_of(observations: Sequence[Observation]) -> list[Condition]:
         values = sorted({o.factors[factor] for o in observations})
         for relation, compare in _RELATIONS.items():
             for value in values:
+                if relation == "!=" and value in (values[0], values[-1]):
+                    continue  # at an end it says no more than `>` and `<=` do
                 text = f"{factor} {relation} {value}"
                 holds = _compares(factor, compare, value)
                 add(text, factor, holds, number=value, relation=relation)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 
 from ddtree.invariants.conformance.backend import Backend, Refused
+from ddtree.invariants.conformance.failure import told_of
 from ddtree.invariants.conformance.properties import (
     PROPERTIES,
     Case,
@@ -180,8 +181,7 @@ def told(difference: Callable[[Backend, Any], str], backend: Backend, case: Case
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a backend's own, of thousands of calls
             return difference(backend, case)
-    except Refused:
+    except (Refused, KeyboardInterrupt):
         raise
-    except Exception as error:  # noqa: BLE001 # a backend may raise anything
-        first = str(error).strip().splitlines()
-        return f"it raised {type(error).__name__}{': ' + first[0] if first else ''}"
+    except BaseException as error:  # noqa: BLE001 # a backend may raise anything, SystemExit too
+        return told_of(error)

@@ -29,6 +29,8 @@ from ddtree.invariants.conformance.decide import (
     Rule,
     decide,
 )
+from ddtree.invariants.conformance.failure import place_of, told_of
+from ddtree.invariants.conformance.suspects import suspected
 from ddtree.spec.errors import require
 
 
@@ -41,6 +43,8 @@ class Tried:
     """For each request; None: the backend refused the call."""
     what: str = ""
     """What was wrong, or why it was refused."""
+    ended: str = ""
+    """The exception, where the call gave no output: ``ValueError (mine.py:7)``."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Isolation:
     decision: Decision
     unsteady: tuple[Cell, ...] = ()
     """Cells that came out otherwise when run again."""
+    cause: str = ""
+    """What explains the failures, where they say so; empty: the rule is all that is known."""
 
     @property
     def observations(self) -> list[Observation]:
@@ -158,7 +164,23 @@ def isolate(
     unsteady = tuple(cell for cell in again if run(held, cell).failed != tried[cell].failed)
     results = tuple(tried.values())
     decision = Decision(()) if unsteady else decide(list(_observations(results)))
-    return Isolation(held.name, results, decision, unsteady)
+    return Isolation(held.name, results, decision, unsteady, _cause(held, results, decision))
+
+
+def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision) -> str:
+    """What all failing calls have in common: their exception, a known wrong computation, a number."""
+    if len(decision.rules) != 1:
+        return ""
+    failing = [t for t in tried if t.failed and any(t.failed)]
+    such = " such" if decision.rules[0].conditions else ""
+    if len({t.ended for t in failing}) == 1 and failing[0].ended:
+        what = failing[0].what
+        if any(t.what != what for t in failing):  # messages with numbers of the call
+            what = f"it raised {failing[0].ended}"
+        if what.startswith("it raised"):
+            return what.replace("it raised", f"every{such} call raises", 1)
+        return f"in every{such} call {what}"
+    return suspected(backend, [t.cell for t in failing]) or cause_of(decision.rules[0])
 
 
 NUMBERS = ("q_len", "num_nodes", "prefix_len")
@@ -188,8 +210,11 @@ def run(backend: Backend, cell: Cell) -> Tried:
         wrong = oracle.wrong_rows(case, result)
     except Refused as reason:
         return Tried(cell, None, str(reason))
-    except Exception as error:  # noqa: BLE001 # a backend may raise anything
-        return Tried(cell, (True,) * cell.batch, f"it raised {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 # a backend may raise anything, SystemExit too
+        ended = f"{type(error).__name__} ({place_of(error)})"
+        return Tried(cell, (True,) * cell.batch, told_of(error), ended)
     failed = tuple(b in wrong for b in range(cell.batch))
     return Tried(cell, failed, oracle.explain(case, result, wrong) if wrong else "")
 
@@ -244,7 +269,7 @@ def _sentence(found: Isolation) -> str:
     rule = rules[0]
     head = "fails always" if not rule.conditions else f"fails iff {rule.text}"
     parts = [head + _alike(rule, seen), *_no_matter(rule, seen)]
-    cause = cause_of(rule)
+    cause = found.cause
     accident = (
         f" ({rule.accidents} of {rule.covered} such requests come out right by accident)"
         if rule.accidents

@@ -16,6 +16,7 @@ from ddtree import spec
 from ddtree.invariants.call import Call
 from ddtree.invariants.checks import violations
 from ddtree.invariants.conformance.backend import Backend
+from ddtree.invariants.conformance.failure import WrongResult
 from ddtree.invariants.strategies import VerifyCall
 from ddtree.spec.contracts import Acceptance, PagedKV, VerifyLayout
 from ddtree.spec.dtypes import indexable
@@ -56,7 +57,14 @@ def step_difference(backend: Backend, case: StepCase) -> str:
     mine, right = (_copied(case.arguments) for _ in range(2))
     expected = getattr(spec, case.function)(*right.values(), **case.options)
     found = backend.functions[case.function](*mine.values(), **case.options)
-    return _COMPARE[case.function](case, found, expected, mine, right)
+    try:
+        return _COMPARE[case.function](case, found, expected, mine, right)
+    except (AttributeError, TypeError):
+        if isinstance(found, type(expected)):
+            raise
+        raise WrongResult(
+            f"{case.function} returned a {type(found).__name__}, expected a {type(expected).__name__}"
+        ) from None
 
 
 def call_of(backend: Backend, case: StepCase) -> Call:

@@ -148,14 +148,17 @@ def test_what_refuses_everything_is_not_said_to_hold() -> None:
     assert hold(Backend.of(verify_attention), BY_ID["visible set"]).state == "refused"
 
 
-def test_an_exception_is_a_failure_with_its_message() -> None:
-    """A backend may raise anything; the smallest case and the message are told."""
+@pytest.mark.parametrize("error", [KeyError("q"), SystemExit(0)])
+def test_an_exception_is_a_failure_with_its_message(error: BaseException) -> None:
+    """A backend may raise anything; the smallest case, the message and the line are told."""
 
     def verify_attention(*_: Any) -> Any:
-        raise KeyError("q")
+        raise error
 
+    line = verify_attention.__code__.co_firstlineno + 1
     result = hold(Backend.of(verify_attention), BY_ID["visible set"])
-    assert result.what == "it raised KeyError: 'q'"
+    assert result.what.startswith(f"it raised {type(error).__name__}: {error} (")
+    assert result.what.endswith(f"test_fuzz.py:{line})")
     assert "1 request, q_len 1" in str(result.case)
 
 
@@ -164,7 +167,17 @@ def test_a_result_of_another_kind_is_a_failure(returned: object) -> None:
     """No tensor, other axes, too few rows: told as such."""
     result = hold(Backend.of(lambda *_: returned), BY_ID["visible set"])
     assert result.state == "broken"
-    assert "returned a NoneType" in result.what or "has shape" in result.what
+    assert (
+        result.what == "verify_attention returned a NoneType, expected (output, lse)"
+        or "has shape" in result.what
+    )
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_a_step_that_returns_nothing_is_told_so(function: str) -> None:
+    """What came and what was expected, not an exception of the comparison."""
+    result = hold(Backend.of(mutant(function, lambda _: None)), BY_ID[function])
+    assert result.what.startswith(f"{function} returned a NoneType, expected a ")
 
 
 def test_backends_are_read_from_objects_classes_modules_and_functions() -> None:

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from ddtree import spec
-from ddtree.catalogue.backends import BACKENDS, FaultyBackend, FoundingBug
-from ddtree.invariants.conformance import Refused
+from ddtree.catalogue.backends import BACKENDS, Faulty, FaultyBackend, FoundingBug, of_masks
+from ddtree.invariants.conformance import Backend, Refused
 from ddtree.invariants.conformance.cells import Cell, can_be, case_of, grid, num_nodes
 from ddtree.invariants.conformance.decide import Observation, decide
 from ddtree.invariants.conformance.isolate import Isolation, Tried, isolate
+from ddtree.invariants.conformance.suspects import SUSPECTS, Suspect, backend_of
 
 CALLS = 450
+BESIDE = Backend.of(spec.verify_attention)
 
 
 @pytest.mark.parametrize("faulty", BACKENDS, ids=lambda f: f.name)
@@ -29,12 +31,70 @@ def test_the_founding_bug_in_a_sentence() -> None:
     found = isolate(FoundingBug(), seconds=300, calls=CALLS)
     assert found.sentence.startswith(
         "fails iff q_len != 8, eager and replay alike; branching, padding, prefix, batch position "
-        "and page size do not matter: a width of 8 is used where q_len belongs"
+        "and page size do not matter: likely a width of 8 is used where q_len belongs"
     )
     by_level = {(row["factor"], row["level"]): row for row in found.table}
     assert by_level["q_len", 8]["failed"] == 0 < by_level["q_len", 8]["requests"]
     assert found.example is not None
     assert "of request 0" in found.example.what
+
+
+@pytest.mark.parametrize("suspect", SUSPECTS, ids=lambda s: s.what)
+def test_each_known_wrong_computation_is_named(suspect: Suspect) -> None:
+    """A backend that does just that is told so, and no other is taken for it."""
+    wrong = Backend.of(backend_of(suspect, BESIDE))
+    found = isolate(wrong, seconds=300, calls=100)
+    assert found.cause == suspect.what, found.sentence
+
+
+def test_what_is_nearly_a_known_wrong_computation_is_not_taken_for_it() -> None:
+    """A transposed mask of which one row is right: the rule stands alone, without a cause."""
+
+    def nearly(seen: torch.Tensor, prefix_len: int) -> torch.Tensor:
+        own = seen[:, prefix_len:]
+        seen[:-1, prefix_len:] = own.T[:-1].clone()
+        return seen
+
+    found = isolate(Faulty(of_masks(nearly)), "it", seconds=300, calls=120)
+    assert [rule.text for rule in found.decision.rules] == ["always"]
+    assert found.cause == ""
+    assert ":" not in found.sentence
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(0)])
+def test_a_backend_that_raises_always_is_told_so(error: BaseException) -> None:
+    """The exception, whatever its kind, with its place in the backend's file, and nothing of masks."""
+
+    def verify_attention(*_: Any) -> Any:
+        raise error
+
+    found = isolate(verify_attention, "it", seconds=300, calls=40)
+    line = verify_attention.__code__.co_firstlineno + 1
+    name = f"every call raises {type(error).__name__}: {error} ("
+    assert found.cause.startswith(name)
+    assert found.cause.endswith(f"test_isolate.py:{line})")
+
+
+def test_messages_with_numbers_of_the_call_are_one_exception() -> None:
+    """The kind and the place are told, no message of one call."""
+
+    def verify_attention(*arguments: Any) -> Any:
+        raise ValueError(f"{arguments[0].shape[0]} rows")
+
+    found = isolate(verify_attention, "it", seconds=300, calls=40)
+    assert found.cause.startswith("every call raises ValueError (")
+
+
+def test_the_smallest_prefix_is_no_prefix_length_taken_for_all() -> None:
+    """What fails wherever there is a prefix is told as that."""
+
+    def blind(seen: torch.Tensor, prefix_len: int) -> torch.Tensor:
+        seen[:, :prefix_len] &= torch.arange(prefix_len) % 2 == 1
+        return seen
+
+    found = isolate(Faulty(of_masks(blind)), "it", seconds=300, calls=100)
+    assert [rule.text for rule in found.decision.rules] == ["prefix_len > 0"]
+    assert found.cause == ""
 
 
 def test_a_width_that_no_budget_of_the_grid_has_is_found() -> None:
