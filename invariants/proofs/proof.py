@@ -172,7 +172,7 @@ def _show(goal: Goal, formulas: Formulas) -> list[str]:
     for what, truth in shown.items():
         solver = _solver(scope, claim.given)
         solver.add(z3.Not(truth))
-        verdict = solver.check()
+        verdict = _check(solver)
         if verdict == z3.sat:
             example = _counterexample(name, scope, claim.given, claim, {what: truth})
             problems.append(f"{name}: {example or what}")
@@ -204,7 +204,7 @@ def _counterexample(
         if most is not None:
             solver.add(*scope.no_larger(most))
         solver.add(z3.Not(z3.And(*shows.values())))
-        if solver.check() != z3.sat:
+        if _check(solver) != z3.sat:
             continue
         model = solver.model()
 
@@ -229,5 +229,18 @@ def _solver(scope: Scope, given: Mapping[str, Truth]) -> Any:
     """A solver that knows what is given."""
     solver = z3.Solver()
     solver.set("timeout", LIMIT_MS)
+    solver.set("ctrl_c", False)  # Python's handler stays: z3's own takes Ctrl-C for "unknown"
     solver.add(*scope.bounds, *given.values())
     return solver
+
+
+def _check(solver: Any) -> Any:
+    """The solver's verdict.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, also where z3 took it: an interrupted question has no answer.
+    """
+    verdict = solver.check()
+    if verdict == z3.unknown and "interrupted from keyboard" in solver.reason_unknown():
+        raise KeyboardInterrupt
+    return verdict

@@ -1,13 +1,16 @@
 """``prove`` through the command: the table, one proof in full, its counterexamples as files, JSON."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddtree.cli import prove as verb
 from ddtree.invariants import proofs
-from ddtree.invariants.proofs import PROOFS, Proof, Twin
+from ddtree.invariants.proofs import PROOFS, Proof, Twin, proof
 from tests.cli.conftest import Run
 
 SOME = ("commit_moves", "bit_words")
@@ -124,3 +127,50 @@ def test_exhaustive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("prove", "bit_words", "--exhaustive")
     assert result.exit_code == 1
     assert "every_tree: budget 2: words[1, 0]: 3 for 1" in result.stdout
+
+
+INTERRUPT_ITSELF = """
+import os, signal, threading
+from ddtree.cli.app import run
+from ddtree.invariants.proofs import proof
+
+count, check = 0, proof._check
+
+def interrupted(solver):
+    global count
+    count += 1
+    if count == 5:  # once, while z3 solves or just before
+        threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return check(solver)
+
+proof._check = interrupted
+run()
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.2])
+def test_one_interrupt_ends_it(delay: float) -> None:
+    """One SIGINT is enough wherever it comes: z3 does not take it for an undecided question."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT_ITSELF.format(delay=delay), "prove"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.returncode, done.stdout) == (130, ""), done
+    assert "interrupted" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_interrupt_that_z3_took_is_one() -> None:
+    """Z3's own word for Ctrl-C is no verdict."""
+
+    class Interrupted:
+        def check(self) -> object:
+            return proof.z3.unknown
+
+        def reason_unknown(self) -> str:
+            return "interrupted from keyboard"
+
+    with pytest.raises(KeyboardInterrupt):
+        proof._check(Interrupted())
