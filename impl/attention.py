@@ -34,7 +34,7 @@ from ddtree.impl.attention_configs import (
 from ddtree.impl.attention_hopper_kernels import attend_hopper_kernel
 from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
 from ddtree.impl.mask import convert_mask
-from ddtree.impl.op import op
+from ddtree.impl.op import IS_INTERPRETED, op
 from ddtree.spec.attention import PoolScale, _require_scale, _require_shapes
 from ddtree.spec.contracts import BitMask, QLen, TreeMask, VerifyLayout
 from ddtree.spec.dtypes import FP8, require_kind, require_tensor
@@ -46,8 +46,6 @@ from ddtree.spec.public import public
 HEAD_DIMS = (64, 96, 128, 256)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LOG2E = 1.4426950408889634
-IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether kernels run in Triton's interpreter, which is decided when they are defined."""
 LEAST_BATCH = 64
 """Smaller batches share one compiled kernel."""
 MERGE_M = 4
@@ -450,9 +448,4 @@ def _require_supported(
         not (IS_INTERPRETED and query.dtype is torch.bfloat16),
         "query is {}; Triton's interpreter multiplies bfloat16 wrongly: take float32 or float16, or a GPU",
         query.dtype,
-    )
-    require(
-        query.is_cuda or IS_INTERPRETED,
-        "query is on {}; the kernels run on CUDA devices (on the CPU with TRITON_INTERPRET=1)",
-        query.device,
     )

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ddtree.impl import check_kernels as kernels
 from ddtree.impl.check_sites import SITES, Site, number
+from ddtree.impl.op import require_kernels
 from ddtree.invariants.call import Call
 from ddtree.invariants.checks import violations
 from ddtree.invariants.debug import install_capture
@@ -117,7 +118,8 @@ class CapturedCheck:
                 say.
 
         Raises:
-            InputError: no tensor at all, tensors of two devices, or an unknown level.
+            InputError: no tensor at all, tensors of two devices, a device without
+                kernels, or an unknown level.
         """
         require(level in {"cheap", "full"}, f"level is {level!r}; known are 'cheap' and 'full'")
         given = {name: value for name, value in call.known().items() if isinstance(value, Tensor)}
@@ -128,6 +130,7 @@ class CapturedCheck:
         )
         self.call, self.level, self.where, self.trap = call, level, where, trap
         self.device = devices.pop()
+        require_kernels(self.device, "the call")
         self._given = given
         self._staged = {
             name: torch.empty_like(value, memory_format=torch.contiguous_format)

@@ -10,10 +10,21 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import triton
+from torch import Tensor
 from torch.library import Library, infer_schema, register_fake
+
+from ddtree.spec.errors import InputError, require
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, which is decided when they are defined."""
+NO_KERNELS = (
+    "{} is on a CPU; the kernels run on CUDA devices: on a CPU set TRITON_INTERPRET=1 before ddtree.impl "
+    "is imported"
+)
 
 _library = Library("ddtree", "FRAGMENT")
 
@@ -45,11 +56,32 @@ def op(
             if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001
                 traced: R = operator(*args, **kwargs)
                 return traced
-            return launch(*args, **kwargs)
+            try:
+                return launch(*args, **kwargs)
+            except Exception:  # devices are looked at only now: a launch that succeeds pays nothing
+                if IS_INTERPRETED or not _any_on_cpu(args, kwargs):
+                    raise
+            raise InputError(NO_KERNELS.format("a tensor of the call"))
 
         return call
 
     return register
+
+
+def require_kernels(device: torch.device, name: str) -> None:
+    """Refuse a device on which no kernel can be launched.
+
+    Raises:
+        InputError: it is a CPU, and the kernels are compiled; ``name`` says what lies there.
+    """
+    require(device.type != "cpu" or IS_INTERPRETED, NO_KERNELS, name)
+
+
+def _any_on_cpu(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """Whether some tensor of a launcher's arguments is on a CPU."""
+    values = (*args, *kwargs.values())
+    flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return any(isinstance(one, Tensor) and one.is_cpu for one in flat)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -1,6 +1,7 @@
 """The pages tell the truth: their Python examples run, their commands print what they show.
 
-In a page, ``python`` blocks share one namespace and one working folder, in order. In a ``console``
+In a page, ``python`` blocks share one namespace and one working folder, in order; one that says
+``# in NAME.py`` is that file too, which must name nothing that it does not import. In a ``console``
 block each ``$ ddtree ...`` line is run there by the shell and must succeed; the lines below it, if
 any, are its output, where ``...`` alone on a line stands for any lines.
 """
@@ -20,6 +21,7 @@ PAGES = sorted(
     for pattern in ("*.md", "spec/*.md", "invariants/*.md", "docs/**/*.md")
     for path in ROOT.glob(pattern)
 )
+IN_FILE = re.compile(r"# in (\w+\.py)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -53,6 +55,19 @@ def run_page(text: str, name: str, folder: Path) -> None:
     for match in BLOCK.finditer(text):
         language, block = match.groups()
         if language == "python":
+            if file := IN_FILE.search(block):
+                (folder / file[1]).write_text(block, encoding="utf-8")
+                ruff = [
+                    sys.executable,
+                    "-m",
+                    "ruff",
+                    "check",
+                    "--isolated",
+                    "--select=F821",
+                    file[1],
+                ]
+                done = subprocess.run(ruff, cwd=folder, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
             lines_before = text.count("\n", 0, match.start(2))
             exec(compile("\n" * lines_before + block, name, "exec"), namespace)
             continue
@@ -77,6 +92,7 @@ def run_page(text: str, name: str, folder: Path) -> None:
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every example of the page runs as written and prints what the page says."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     run_page((ROOT / page).read_text(encoding="utf-8"), str(page), tmp_path)
 
 
@@ -91,6 +107,7 @@ def test_readme_has_examples() -> None:
     [
         "```python\nassert 1 == 2\n```\n",
         "```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n",
+        "```python\ndef f():  # in mine.py\n    return spec\n```\n",
         "```console\n$ ddtree no-such-verb\n```\n",
         "```console\n$ ddtree --help\nNothing of the kind.\n```\n",
         "```console\n$ rm -rf build\n```\n",

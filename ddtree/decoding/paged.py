@@ -18,6 +18,7 @@ from ddtree.decoding.paged_attention import Asked, VerifyPass
 from ddtree.decoding.paged_layers import layers_of
 from ddtree.impl import commit_kv, convert_mask, plan_verify, tree_mask
 from ddtree.impl.layout import row_inputs
+from ddtree.impl.op import require_kernels
 from ddtree.impl.tree import MAX_HORIZON
 from ddtree.spec.contracts import (
     Acceptance,
@@ -78,8 +79,8 @@ class PagedTarget:
                 where the model can be.
 
         Raises:
-            InputError: the model cannot verify trees on a paged pool (the layer is named), or sizes
-                that make no sense.
+            InputError: the model cannot verify trees on a paged pool (the layer is named), it is on a
+                device that runs no kernels, or sizes that make no sense.
         """
         for name, value in {
             "max_batch": max_batch,
@@ -90,6 +91,7 @@ class PagedTarget:
         require_tree_target(model, windows=True)
         self.max_context = context_size(model, max_context)
         self.model = model.eval() if device is None else model.to(device).eval()
+        require_kernels(self.device, "the model")
         self.layers = layers_of(self.model)
         self.num_layers = len(self.layers)
         require(
