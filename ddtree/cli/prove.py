@@ -1,7 +1,9 @@
 """``ddtree prove``: prove the index arithmetic for all sizes, and check the rest on all small cases."""
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +83,8 @@ def prove(
     with progress("proving") as say:
         for name in dict.fromkeys(names or known):
             say(name, passing=True)
-            outcomes.append(run(known[name]))
+            with _interrupted_after():
+                outcomes.append(run(known[name]))
         checked = list(_exhaustive(say)) if exhaustive else []
     written = _write_cases(cases, outcomes) if cases is not None else []
     ok = all(outcome.ok for outcome in outcomes) and all(part.ok for part in checked)
@@ -101,6 +104,29 @@ def prove(
             stdout().print(Text(f"ddtree check {file}"), soft_wrap=True)
     if not ok:
         raise typer.Exit(BROKEN)
+
+
+@contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a proof, which takes a second; the next one does not wait.
+
+    Python drops an exception that is raised while an object is destroyed, and z3's objects run code then.
+    """
+    came = False
+
+    def note(*given: Any) -> None:
+        nonlocal came
+        if came:
+            signal.default_int_handler(*given)
+        came = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _exhaustive(say: Any) -> Iterator["Checked"]:

@@ -151,7 +151,7 @@ run()
 
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.2])
 def test_one_interrupt_ends_it(delay: float) -> None:
-    """One SIGINT is enough wherever it comes: z3 does not take it for an undecided question."""
+    """One SIGINT is enough wherever it comes: neither z3 nor a destructor swallows it."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPT_ITSELF.format(delay=delay), "prove"],
         capture_output=True,
