@@ -56,7 +56,7 @@ def steps(out: Path) -> list[Step]:
     """All steps in the order in which they run: what is right first, then how fast."""
     workers = str(max(1, min(15, CORES - 1)))
     no_exhaustive = () if find_spec("z3") else ("--ignore", "tests/impl/test_exhaustive.py")
-    gpu_tests = ("tests/impl", "tests/decoding", "tests/train")
+    gpu_tests = ("tests/impl", "tests/decoding", "tests/hooks", "tests/train")
     return [
         Step(
             "tests",
