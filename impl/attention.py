@@ -199,12 +199,9 @@ def _attend(
     layout = VerifyLayout(
         qo_indptr, kv_indptr, kv_indices, mask_indptr, QLen(max_q_len), positions, out_cache_loc
     )
-    is_plain = key_pool.dtype == query.dtype and not any(
-        one is not None for one in (key_number, key_scale, value_number, value_scale)
-    )
     is_aligned = all(map(_is_aligned, (key, value, key_pool, value_pool)))
     config = choose_config(
-        query.dtype, query.shape[2], _capability(query.device) if is_plain and is_aligned else 0
+        query.dtype, query.shape[2], _capability(query.device) if is_aligned else 0
     )
     output, lse = attend(
         query, key, value, key_pool, value_pool, layout, words,
@@ -260,6 +257,10 @@ def attend(
     )
     if scale < 0:  # the running maximum is taken before the scale, which must not turn it around
         query, scale = -query, -scale
+    if isinstance(config, HopperConfig) and fp8 == "native":  # four entries a word, or two
+        key, value, key_pool, value_pool = (
+            each.view(torch.int32) for each in (key, value, key_pool, value_pool)
+        )
     scale = max(scale, 1e-30)  # 0 would make the mask's -inf a NaN
     output = torch.empty(query.shape, dtype=query.dtype, device=device)
     lse = torch.empty(num_rows, q_heads, dtype=torch.float32, device=device) if return_lse else None
@@ -305,11 +306,14 @@ def attend(
         "num_warps": config.num_warps,
     }
     if isinstance(config, HopperConfig):
-        assert fp8 == "none" and not has_scales
+        assert fp8 != "bits"
         attend_hopper_kernel[(num_programs,)](
-            *inputs, *outputs, *sizes, *numbers,
+            *inputs, key_factor, value_factor, *outputs,
+            *sizes, _head_stride(key_factor), _head_stride(value_factor), *numbers,
             **compiled,
             **options,
+            HAS_SCALES=has_scales,
+            FP8=fp8 == "native",
             STAGES=config.num_stages,
             TAIL_SAVING=config.tail_saving,
             CONSUMER_REGISTERS=config.consumer_registers,

@@ -23,6 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -50,7 +51,17 @@ BLOCK_M = gl.constexpr(128)
 """Rows of a tile."""
 
 
-@gluon.jit(do_not_specialize=["num_rows", "batch", "num_words", "words_stride", "window"])
+@gluon.jit(
+    do_not_specialize=[
+        "num_rows",
+        "batch",
+        "num_words",
+        "words_stride",
+        "window",
+        "key_factor_stride",
+        "value_factor_stride",
+    ]
+)
 def attend_hopper_kernel(
     # inputs, outputs and sizes: see attention_kernels.attend_kernel
     query,
@@ -64,6 +75,8 @@ def attend_hopper_kernel(
     kv_indices,
     positions,
     sinks,
+    key_factor,
+    value_factor,
     output,
     lse,
     partial,
@@ -80,6 +93,8 @@ def attend_hopper_kernel(
     pool_stride_slot,
     pool_stride_head,
     words_stride,
+    key_factor_stride,
+    value_factor_stride,
     scale,
     softcap,
     window,
@@ -95,7 +110,9 @@ def attend_hopper_kernel(
     HAS_SOFTCAP: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
+    HAS_SCALES: gl.constexpr,
     HAS_LSE: gl.constexpr,
+    FP8: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
@@ -109,10 +126,11 @@ def attend_hopper_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    arrivals: gl.constexpr = 1 if FP8 else 128  # the producer's stores, or each thread's copies
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=128)  # every thread of the producer
+        mbarrier.init(k_full.index(i), count=arrivals)
         mbarrier.init(k_empty.index(i), count=2)  # both consumers
-        mbarrier.init(v_full.index(i), count=128)
+        mbarrier.init(v_full.index(i), count=arrivals)
         mbarrier.init(v_empty.index(i), count=2)
     barriers = (k_full, k_empty, v_full, v_empty)
 
@@ -123,23 +141,24 @@ def attend_hopper_kernel(
         tree_stride_row, tree_stride_head, pool_stride_slot, pool_stride_head,
     )  # fmt: skip
     queries = (query, query_stride_row, query_stride_head, scale, softcap)
+    factors = (key_factor, value_factor, key_factor_stride, value_factor_stride)
     results = (output, partial, partial_stats, records, num_records, num_rows)
     gl.warp_specialize(
         [
             (
                 _consume,
                 (
-                    indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
+                    indptrs, masks, queries, factors, sinks, results, lse, k_blocks, v_blocks, barriers,
                     0, KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
-                    HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
+                    HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_SCALES, HAS_LSE,
                 ),
             ),
             (
                 _consume,
                 (
-                    indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
+                    indptrs, masks, queries, factors, sinks, results, lse, k_blocks, v_blocks, barriers,
                     1, KV_HEADS, GROUP, HEAD_DIM, BATCH, BLOCK_N, STAGES, TAIL_SAVING,
-                    HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_LSE,
+                    HAS_SOFTCAP, HAS_SINKS, HAS_WINDOW, HAS_SCALES, HAS_LSE,
                 ),
             ),
             (
@@ -147,6 +166,7 @@ def attend_hopper_kernel(
                 (
                     indptrs, masks, sources, k_blocks, v_blocks, barriers,
                     KV_HEADS, GROUP, HEAD_DIM, BATCH, OFFSET, BLOCK_N, STAGES, TAIL_SAVING, HAS_WINDOW,
+                    FP8,
                 ),
             ),
         ],
@@ -326,7 +346,7 @@ def _produce(
     indptrs, masks, sources, k_blocks, v_blocks, barriers,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BATCH: gl.constexpr,
     OFFSET: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, TAIL_SAVING: gl.constexpr,
-    HAS_WINDOW: gl.constexpr,
+    HAS_WINDOW: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys and values of every block of the span into shared memory."""
     qo_indptr, kv_indptr, batch, window = indptrs
@@ -335,11 +355,20 @@ def _produce(
         tree_stride_row, tree_stride_head, pool_stride_slot, pool_stride_head,
     ) = sources  # fmt: skip
     _, _, _, positions = masks
+    k_full, k_empty, v_full, v_empty = barriers
+    # of 16-bit entries 16 bytes a thread; of fp8 8 bytes, which become 16
+    width: gl.constexpr = HEAD_DIM // 4 if FP8 else HEAD_DIM
     copies: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0]
+        [1, 2 if FP8 else 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0]
     )
+    pairs: gl.constexpr = gl.BlockedLayout(
+        [1, 4], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0]
+    )
+    offs_m = gl.arange(0, BLOCK_N, gl.SliceLayout(1, pairs))
+    offs_w = gl.arange(0, HEAD_DIM // 2, gl.SliceLayout(0, pairs))
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, copies))
-    offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, copies))
+    offs_d = gl.arange(0, width, gl.SliceLayout(0, copies))
+    AHEAD: gl.constexpr = 1 if FP8 else 0
     request, blocks, max_rows, _ = _requests(
         qo_indptr, kv_indptr, batch, window, GROUP, BATCH, BLOCK_N, HAS_WINDOW
     )
@@ -378,14 +407,36 @@ def _produce(
                     mask=(offs_n >= 0) & (full_start < full_stop),
                     other=0,
                 ).to(gl.int32)
+                if FP8:
+                    offset = (
+                        row_offset(slot.to(OFFSET), pool_stride_slot, 0)[:, None] + offs_d[None, :]
+                    )
+                    has_block = (offset >= 0) & (full_start < full_stop)
+                    k = gl.load(key_head + offset, mask=has_block)
+                    v = gl.load(value_head + offset, mask=has_block)
+                    slot = gl.load(
+                        slots + block_start(gl.minimum(full_start + 1, full_stop - 1), BLOCK_N),
+                        mask=(offs_n >= 0) & (full_start < full_stop),
+                        other=0,
+                    ).to(gl.int32)
                 for j in range(full_start, full_stop):
                     following = gl.load(
-                        slots + block_start(gl.minimum(j + 1, full_stop - 1), BLOCK_N)
+                        slots + block_start(gl.minimum(j + 1 + AHEAD, full_stop - 1), BLOCK_N)
                     ).to(gl.int32)
                     offset = (
                         row_offset(slot.to(OFFSET), pool_stride_slot, 0)[:, None] + offs_d[None, :]
                     )
-                    _copy(key_head, value_head, offset, k_blocks, v_blocks, barriers, done, STAGES)
+                    if FP8:
+                        # the next keys are on their way while the values are converted, and so on
+                        has_next = (offset >= 0) & (j + 1 < full_stop)
+                        _put(_converted(k, k_blocks.dtype), k_blocks, k_full, k_empty, done, STAGES)
+                        k = gl.load(key_head + offset, mask=has_next)
+                        _put(_converted(v, k_blocks.dtype), v_blocks, v_full, v_empty, done, STAGES)
+                        v = gl.load(value_head + offset, mask=has_next)
+                    else:
+                        _copy(
+                            key_head, value_head, offset, k_blocks, v_blocks, barriers, done, STAGES
+                        )
                     done += 1
                     slot = following
 
@@ -406,25 +457,78 @@ def _produce(
                         mask=(near >= 0) & (j < prefix_blocks),
                         other=0,
                     ).to(gl.int32)
-                    offset = row_offset(
-                        gl.where(in_tree, q_start + near, slot).to(OFFSET),
-                        gl.where(in_tree, tree_stride_row, pool_stride_slot),
-                        row_offset(
-                            kv_head, gl.where(in_tree, tree_stride_head, pool_stride_head), 0
-                        ),
-                    )
-                    _copy(
-                        gl.where(in_tree, key, key_pool),
-                        gl.where(in_tree, value, value_pool),
-                        offset[:, None] + offs_d[None, :],
-                        k_blocks,
-                        v_blocks,
-                        barriers,
-                        done,
-                        STAGES,
-                    )
+                    if FP8:
+                        if in_tree:
+                            node = block_start(j - prefix_blocks, BLOCK_N) + offs_m
+                            own = row_offset(
+                                (q_start + gl.minimum(node, q_len - 1)).to(OFFSET),
+                                tree_stride_row,
+                                row_offset(kv_head, tree_stride_head, 0),
+                            )
+                            own = own[:, None] + offs_w[None, :]
+                            _put(gl.load(key + own), k_blocks, k_full, k_empty, done, STAGES)
+                            _put(gl.load(value + own), v_blocks, v_full, v_empty, done, STAGES)
+                        else:
+                            pooled = row_offset(slot.to(OFFSET), pool_stride_slot, 0)
+                            pooled = pooled[:, None] + offs_d[None, :]
+                            more_k = _converted(gl.load(key_head + pooled), k_blocks.dtype)
+                            _put(more_k, k_blocks, k_full, k_empty, done, STAGES)
+                            more_v = _converted(gl.load(value_head + pooled), k_blocks.dtype)
+                            _put(more_v, v_blocks, v_full, v_empty, done, STAGES)
+                    else:
+                        offset = row_offset(
+                            gl.where(in_tree, q_start + near, slot).to(OFFSET),
+                            gl.where(in_tree, tree_stride_row, pool_stride_slot),
+                            row_offset(
+                                kv_head, gl.where(in_tree, tree_stride_head, pool_stride_head), 0
+                            ),
+                        )
+                        _copy(
+                            gl.where(in_tree, key, key_pool),
+                            gl.where(in_tree, value, value_pool),
+                            offset[:, None] + offs_d[None, :],
+                            k_blocks,
+                            v_blocks,
+                            barriers,
+                            done,
+                            STAGES,
+                        )
                     done += 1
             unit = stop
+
+
+@gluon.jit
+def _converted(packed, dtype: gl.constexpr):
+    """[rows, 2 w] pairs of entries in ``dtype``, exactly, from [rows, w] words of four e4m3 entries each."""
+    if dtype == gl.bfloat16:
+        low, high = gl.inline_asm_elementwise(
+            "{ .reg .b16 a, b, c, d; .reg .b32 m, n; .reg .f32 p, q, r, s; mov.b32 {a, b}, $2; "
+            "cvt.rn.f16x2.e4m3x2 m, a; cvt.rn.f16x2.e4m3x2 n, b; "
+            "mov.b32 {a, b}, m; mov.b32 {c, d}, n; "
+            "cvt.f32.f16 p, a; cvt.f32.f16 q, b; cvt.f32.f16 r, c; cvt.f32.f16 s, d; "
+            "cvt.rn.bf16x2.f32 $0, q, p; cvt.rn.bf16x2.f32 $1, s, r; }",
+            "=r,=r,r", [packed], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        low, high = gl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; mov.b32 {a, b}, $2; "
+            "cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
+            "=r,=r,r", [packed], dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    return gl.reshape(gl.join(low, high), [packed.shape[0], packed.shape[1] * 2])
+
+
+@gluon.jit
+def _put(pairs, blocks, full, empty, done, STAGES: gl.constexpr):
+    """Store one block's rows, as pairs of entries, into its stage's buffer once that is empty."""
+    stage = done % STAGES
+    mbarrier.wait(empty.index(stage), ((done // STAGES) & 1) ^ 1)
+    # a buffer of 16-bit entries seen as one of words: the same bytes under the same swizzle
+    words: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    buffer = blocks.index(stage)._reinterpret(gl.int32, [pairs.shape[0], pairs.shape[1]], words)  # noqa: SLF001
+    buffer.store(pairs)
+    fence_async_shared()  # the matrix units read by another path than the stores went
+    mbarrier.arrive(full.index(stage))
 
 
 @gluon.jit
@@ -443,15 +547,17 @@ def _copy(keys, values, offset, k_blocks, v_blocks, barriers, done, STAGES: gl.c
 
 @gluon.jit
 def _consume(
-    indptrs, masks, queries, sinks, results, lse, k_blocks, v_blocks, barriers,
+    indptrs, masks, queries, factors, sinks, results, lse, k_blocks, v_blocks, barriers,
     part: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BATCH: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, TAIL_SAVING: gl.constexpr,
-    HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_WINDOW: gl.constexpr, HAS_LSE: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_WINDOW: gl.constexpr,
+    HAS_SCALES: gl.constexpr, HAS_LSE: gl.constexpr,
 ):  # fmt: skip
     """Attend every block of the span with 64 rows of the tile."""
     qo_indptr, kv_indptr, batch, window = indptrs
     _, _, _, positions = masks
     query, query_stride_row, query_stride_head, scale, softcap = queries
+    key_factor, value_factor, key_factor_stride, value_factor_stride = factors
     output, partial, partial_stats, records, num_records, num_rows = results
     k_full, k_empty, v_full, v_empty = barriers
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -574,18 +680,37 @@ def _consume(
                     acc = gl.zeros([SHARE, HEAD_DIM], gl.float32, sums)
                     of_masks = (masks, row, has_row, start_m, q_start, q_len, prefix_len)
                     of_blocks = (block, num_front, full_stop, prefix_blocks)
+                    pool_scale = scale
+                    if HAS_SCALES:
+                        key_unit = _factor(key_factor, key_factor_stride, kv_head)
+                        pool_scale = gl.maximum(scale * key_unit, 1e-30)  # 0 would make -inf a NaN
                     top, total, acc = _attend(
-                        full_stop - full_start, q, k_blocks, v_blocks, barriers, done, top, total, acc,
-                        scale, softcap, of_masks, of_blocks,
+                        full_stop - full_start, 0, q, k_blocks, v_blocks, barriers, done, top, total, acc,
+                        pool_scale, softcap, of_masks, of_blocks,
                         BLOCK_N, STAGES, HAS_SOFTCAP, HAS_WINDOW, False, scores, sums,
                     )  # fmt: skip
                     done += full_stop - full_start
+                    num_pooled = gl.minimum(num_rest, 0)
+                    if HAS_SCALES:
+                        # what is left of the prefix, still in the pool's units; then the call's
+                        last = gl.maximum(gl.minimum(block_stop, prefix_blocks) - full_stop, 0)
+                        num_pooled = gl.minimum(num_front + last, num_rest)
+                        top, total, acc = _attend(
+                            num_pooled, 0, q, k_blocks, v_blocks, barriers, done, top, total, acc,
+                            pool_scale, softcap, of_masks, of_blocks,
+                            BLOCK_N, STAGES, HAS_SOFTCAP, HAS_WINDOW, True, scores, sums,
+                        )  # fmt: skip
+                        done += num_pooled
+                        acc *= _factor(value_factor, value_factor_stride, kv_head)
+                        if not HAS_SOFTCAP:
+                            top *= pool_scale / scale
                     top, total, acc = _attend(
-                        num_rest, q, k_blocks, v_blocks, barriers, done, top, total, acc,
+                        num_rest - num_pooled, num_pooled,
+                        q, k_blocks, v_blocks, barriers, done, top, total, acc,
                         scale, softcap, of_masks, of_blocks,
                         BLOCK_N, STAGES, HAS_SOFTCAP, HAS_WINDOW, True, scores, sums,
                     )  # fmt: skip
-                    done += num_rest
+                    done += num_rest - num_pooled
                     _write(
                         acc, top, total, is_cut, is_first, program, tile_row, kv_head, q_start, q_len,
                         scale, sinks, output, partial, partial_stats, lse,
@@ -606,12 +731,13 @@ def _consume(
 
 @gluon.jit
 def _attend(
-    count, q, k_blocks, v_blocks, barriers, done, top, total, acc,
+    count, first, q, k_blocks, v_blocks, barriers, done, top, total, acc,
     scale, softcap, of_masks, of_blocks,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_WINDOW: gl.constexpr,
     MASKED: gl.constexpr, scores: gl.constexpr, sums: gl.constexpr,
 ):  # fmt: skip
-    """``count`` blocks of entries for 64 rows: new maximum, sum and output sum."""
+    """``count`` blocks of entries for 64 rows: new maximum, sum and output sum. Of the blocks that need a
+    mask the first of these is number ``first``."""
     weights: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     rows_of_sums: gl.constexpr = gl.SliceLayout(1, sums)
     k_full, k_empty, v_full, v_empty = barriers
@@ -625,7 +751,7 @@ def _attend(
         s = warpgroup_mma_wait(0, [s])
         mbarrier.arrive(k_empty.index(stage))
         p, top, shrink = _softmax(
-            s, top, scale, softcap, of_masks, of_blocks, 0,
+            s, top, scale, softcap, of_masks, of_blocks, first,
             BLOCK_N, HAS_SOFTCAP, HAS_WINDOW, MASKED, scores,
         )  # fmt: skip
         # each of a row's four threads sums its own weights; the four are added once, at the end
@@ -647,7 +773,7 @@ def _attend(
             s = warpgroup_mma_wait(1, [s])
             mbarrier.arrive(k_empty.index(stage))
             new_p, top, shrink = _softmax(
-                s, top, scale, softcap, of_masks, of_blocks, i,
+                s, top, scale, softcap, of_masks, of_blocks, first + i,
                 BLOCK_N, HAS_SOFTCAP, HAS_WINDOW, MASKED, scores,
             )  # fmt: skip
             total = total * shrink
@@ -664,6 +790,14 @@ def _attend(
         mbarrier.arrive(v_empty.index(stage))
         total += gl.convert_layout(gl.sum(parts, 1), gl.SliceLayout(1, scores))
     return top, total, acc
+
+
+@gluon.jit
+def _factor(factor, stride, kv_head):
+    """The pool's factor of a KV head; without a stride ``factor`` is a number."""
+    if stride is not None:
+        factor = gl.load(factor + row_offset(kv_head, stride, 0))
+    return factor
 
 
 @gluon.jit

@@ -33,9 +33,10 @@ CONFIG = HopperConfig()
     ],
 )
 @pytest.mark.parametrize("num_programs", [1, 3, 16, 132, 264])
-def test_sizes(q_lens: list[int], prefixes: list[int], num_programs: int) -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_sizes(q_lens: list[int], prefixes: list[int], num_programs: int, *, fp8: bool) -> None:
     """Every size beside a block's, a share's or a tile's agrees, however many programs share it."""
-    call = Call(q_lens, prefixes, 4, torch.bfloat16, kv_heads=2, head_dim=128, padding=1)
+    call = Call(q_lens, prefixes, 4, torch.bfloat16, kv_heads=2, head_dim=128, padding=1, fp8=fp8)
     call.check(CONFIG, num_programs)
 
 
@@ -50,18 +51,55 @@ def test_sizes(q_lens: list[int], prefixes: list[int], num_programs: int) -> Non
         {"window": 40, "softcap": 2.0, "sinks": 1, "scale": -0.3},
     ],
 )
-def test_options(head_dim: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_options(head_dim: int, options: dict[str, Any], *, fp8: bool) -> None:
     """Window by depth, softcap, sinks and scale, split and unsplit, in fp16."""
-    call = Call([65, 17, 5], [1000, 130, 64], 3, torch.float16, kv_heads=2, head_dim=head_dim)
+    call = Call(
+        [65, 17, 5], [1000, 130, 64], 3, torch.float16, kv_heads=2, head_dim=head_dim, fp8=fp8
+    )
     if "sinks" in options:
         options = {**options, "sinks": torch.linspace(-3, 8, 6, device="cuda")}
     for num_programs in (2, 132):
         call.check(CONFIG, num_programs, **options)
 
 
-def test_any_bits() -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("num_programs", [1, 132])
+@pytest.mark.parametrize(
+    "scales",
+    [{}, {"key_scale": 0.3}, {"value_scale": torch.tensor([0.02, 7.0])}, {"key_scale": 0.0}],
+)
+def test_scales_of_pools(scales: dict[str, Any], num_programs: int, *, fp8: bool) -> None:
+    """A factor for all heads or for each, of keys or values alone, of any pool; without one too."""
+    call = Call([65, 17], [1000, 64], 4, torch.bfloat16, kv_heads=2, head_dim=128, fp8=fp8)
+    given = {
+        name: scale.cuda() if isinstance(scale, torch.Tensor) else scale
+        for name, scale in scales.items()
+    }
+    call.check(CONFIG, num_programs, **({"key_scale": None, "value_scale": None} | given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_fp8_number(dtype: torch.dtype) -> None:
+    """Each of the 254 finite numbers of e4m3 arrives exactly: one entry seen, its value the output."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    numbers = numbers[numbers.float().isfinite()]
+    for start in (0, 126):
+        call = Call([1], [1], 1, dtype, head_dim=128, fp8=True)
+        query, key, value, key_pool, value_pool = call.tensors
+        value.zero_()
+        key.zero_()
+        query.zero_()
+        key_pool.zero_()
+        value_pool[call.layout.kv_indices, 0] = numbers[start : start + 128].cuda()
+        output, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+        assert torch.equal(output[0, 0] * 2, numbers[start : start + 128].to(dtype).cuda())
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_any_bits(*, fp8: bool) -> None:
     """The kernel reads the bits it is given: rows that see later nodes, or nothing, included."""
-    call = Call([130], [0], 1, torch.bfloat16, head_dim=128)
+    call = Call([130], [0], 1, torch.bfloat16, head_dim=128, fp8=fp8)
     words = torch.zeros(130, 5, dtype=torch.int32, device="cuda")
     words[0, 4] = 0b10  # row 0 sees node 129
     words[5, 0] = -1  # row 5 sees nodes 0 to 31
@@ -70,21 +108,23 @@ def test_any_bits() -> None:
     call.check(CONFIG, 132)
 
 
-def test_same_bits_in_every_run() -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_same_bits_in_every_run(*, fp8: bool) -> None:
     """Fifty runs of one call give the same bits."""
-    call = Call([257, 65], [5000, 700], 4, torch.bfloat16, kv_heads=2, head_dim=128)
+    call = Call([257, 65], [5000, 700], 4, torch.bfloat16, kv_heads=2, head_dim=128, fp8=fp8)
     first, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
     for _ in range(50):
         again, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
         assert torch.equal(first, again)
 
 
-def test_rows_that_are_not_aligned() -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_that_are_not_aligned(*, fp8: bool) -> None:
     """Tensors whose rows 16-byte copies cannot read go to the general kernel, and agree."""
-    call = Call([17], [200], 4, torch.bfloat16, kv_heads=2, head_dim=128)
+    call = Call([17], [200], 4, torch.bfloat16, kv_heads=2, head_dim=128, fp8=fp8)
 
     def with_gaps(tensor: torch.Tensor) -> torch.Tensor:
-        wide = tensor.new_full((*tensor.shape[:2], 129), torch.nan)
+        wide = torch.zeros(*tensor.shape[:2], 129, device="cuda").to(tensor.dtype)
         wide[..., :128] = tensor
         return wide[..., :128]
 
