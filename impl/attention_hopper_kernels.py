@@ -521,12 +521,12 @@ def _converted(packed, dtype: gl.constexpr):
 @gluon.jit
 def _put(pairs, blocks, full, empty, done, STAGES: gl.constexpr):
     """Store one block's rows, as pairs of entries, into its stage's buffer once that is empty."""
-    stage = done % STAGES
+    stage = col_of(done, STAGES)
     mbarrier.wait(empty.index(stage), ((done // STAGES) & 1) ^ 1)
     # a buffer of 16-bit entries seen as one of words: the same bytes under the same swizzle
     words: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    buffer = blocks.index(stage)._reinterpret(gl.int32, [pairs.shape[0], pairs.shape[1]], words)  # noqa: SLF001
-    buffer.store(pairs)
+    shape: gl.constexpr = [blocks.shape[1], blocks.shape[2] // 2]
+    blocks.index(stage)._reinterpret(gl.int32, shape, words).store(pairs)  # noqa: SLF001
     fence_async_shared()  # the matrix units read by another path than the stores went
     mbarrier.arrive(full.index(stage))
 

@@ -132,7 +132,7 @@ DATA: dict[str, str] = {
 }
 """Expressions that are no address but a number searched for, and what bounds it."""
 
-THROUGH = {"minimum", "maximum", "range", "static_range"}
+THROUGH = {"minimum", "maximum", "range", "static_range", "to_tensor"}
 """Functions of ``tl`` (and Gluon's ``gl``) whose result is as good an index as their arguments."""
 FIRST = {"sum", "max", "min", "cumsum", "associative_scan", "cast", "sort"}
 """As above, of their first argument; those behind it are axes and dtypes."""
@@ -230,6 +230,21 @@ def last_name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+def is_of_language(function: ast.expr) -> bool:
+    """Whether it is ``tl.load`` and its like, rather than a buffer's own ``load``."""
+    match function:
+        case ast.Attribute(value=ast.Name(id="tl" | "gl")):
+            return True
+    return False
+
+
+def indices_of(function: ast.expr) -> Iterator[ast.expr]:
+    """What a chain such as ``buffers.index(stage).store`` chooses its buffer by."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and last_name(node.func) == "index":
+            yield from node.args
+
+
 def is_truth(expression: ast.expr) -> bool:
     """Whether it is a comparison, or comparisons joined: true or false, whatever it is made of."""
     match expression:
@@ -278,7 +293,10 @@ class Addresses:
         for kernel in self.kernels.values():
             for call in kernel.calls():
                 name = last_name(call.func)
-                if name in {"load", "store"} or name.startswith("atomic_"):
+                if name in {"load", "store"} and not is_of_language(call.func):
+                    for index in indices_of(call.func):  # of a shared buffer
+                        self.follow(kernel, index)
+                elif name in {"load", "store"} or name.startswith("atomic_"):
                     self.follow(kernel, call.args[0])
                 elif name == "async_copy_global_to_shared":
                     self.follow(kernel, call.args[1])

@@ -56,6 +56,7 @@ def found(body: str, arguments: str = "x, row, col, stride, n, SIZE: tl.constexp
         ("gl.warp_specialize([(other, (x, row * n, stride))])", ["row * n"]),
         ("tl.load(x + unknown(row))", ["unknown(row)"]),
         ("tl.load(x + ~row)", ["~row"]),
+        ("x.index(row % n).store(col * 2)", ["row % n"]),
     ],
 )
 def test_refused(body: str, expressions: list[str]) -> None:
@@ -72,6 +73,7 @@ def test_refused(body: str, expressions: list[str]) -> None:
         "tl.load(x + row_offset(row, 2 * SIZE, 0)[:, None] + col[None, :])",
         "tl.load(x + SIZE * LINES)",
         "value = row * stride\ntl.store(x + col, value)",
+        "x.index(col).store(row * stride)",
         "at = tl.sum(tl.where(row * n > col, col, 0), axis=0)\ntl.load(x + at)",
         "count = tl.cumsum(((row < col) & (col < n)).to(tl.int32), axis=0)\ntl.load(x + count)",
     ],
