@@ -10,6 +10,9 @@ one program attends its span. Three groups of four warps work on one tile of ``B
   i + 1 runs while the matrix units still do the latter; the two consumers fill each other's gaps.
 
 They meet in two barriers a buffer: *full* (the copies have landed) and *empty* (both consumers have read).
+Pools of fp8 go through the producer's registers: it loads a block while it converts the one before, exactly, and
+stores what the consumers read as if it had been copied. Scaled pools are done as in ``attention_kernels``.
+
 All three walk the same segments in the same order, each computing the schedule for itself from the indptrs.
 
 A request whose rows leave 64 or fewer beyond full tiles (the root makes q_len = 2^k + 1) has a *tail tile*
