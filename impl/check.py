@@ -159,7 +159,7 @@ class CapturedCheck:
         shapes = _shapes_of(call)
         self.batch = min(room.values(), default=0) if self.is_dynamic else batch_of(shapes)
         if self.is_dynamic:
-            self.batch = max(next(iter(room.values()), 0), 0)
+            self.batch = next(iter(room.values()), 0)
         self.room = max([self.batch, *counts.values(), *room.values(), 1])
         rows = row_counts(call)
         known_rows = max(rows.values(), default=0)

@@ -24,6 +24,9 @@ from ddtree.invariants.call import FIELDS, Call
 from ddtree.spec.errors import InputError, require
 
 SUFFIXES = (".safetensors", ".npz")
+FUNCTION = "ddtree.function"
+VIOLATION = "ddtree.violation"
+"""Metadata of a recorded function (``recorded.py``): its name, and what was broken."""
 
 _CLOSE = 0.85
 """How much a name must resemble a field's for a suggestion: one or two letters of a dozen."""
@@ -79,7 +82,7 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
             arrays: dict[str, Any] = {n: _to_numpy(n, value) for n, value in tensors.items()}
             np.savez(temporary, **arrays)
         else:
-            save_file(tensors, temporary)
+            save(tensors, temporary)
         temporary.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         temporary.unlink(missing_ok=True)
@@ -89,6 +92,38 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write safetensors with the mode of any other file: ``save_file`` gives nobody else leave to read."""
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    save_file(tensors, path, metadata)
+    path.chmod(mode)
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that a file's first bytes ask for; empty where they are neither kind's."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError:
+        return ""
+    return ".npz" if head[:4] == b"PK\x03\x04" else ".safetensors" if head[8:] == b"{" else ""
+
+
+def require_kind(path: Path) -> None:
+    """Refuse a file of one kind that bears the suffix of the other.
+
+    Raises:
+        InputError: it is so.
+    """
+    kind = kind_of(path)
+    require(
+        not kind or kind == path.suffix,
+        f"{path} is {'an' if kind == '.npz' else 'a'} {kind} file by its first bytes: rename it to "
+        f"{path.with_suffix(kind).name}",
+    )
 
 
 def load(path: str | Path) -> Call:
@@ -114,16 +149,32 @@ def read(path: str | Path) -> Captured:
     path = _suffixed(path)
     require(not path.is_dir(), f"{path} is a folder, not a file")
     require(path.is_file(), f"there is no file {path}")
+    require_kind(path)
     names, arrays = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     # arguments of a recorded function (recorded.py) are no fields, and no mistakes either
     other = {
         n: _meant(n, arrays) for n in names if n not in FIELDS and not n.startswith("argument.")
     }
+    if not arrays and (dumped := function_in(path)):
+        raise InputError(f"{path} holds no field of a captured call: {dumped}")
     require(bool(arrays), _no_field(path, other))
     try:
         return Captured(Call(**arrays), other)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def function_in(path: Path) -> str:
+    """What a file tells of the function whose arguments it holds; empty where it holds none."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (safetensors.SafetensorError, OSError):
+        return ""
+    if FUNCTION not in metadata:
+        return ""
+    why = f", dumped because {metadata[VIOLATION]}" if VIOLATION in metadata else ""
+    return f"it holds the arguments of {metadata[FUNCTION]}{why}"
 
 
 def named(name: str, why: str) -> str:

@@ -277,11 +277,12 @@ class _Look:
         if str(told) == str(self.told):  # lists and NaN compare by their text
             return
         self.told = told
+        why = str(violation).splitlines()[0]
 
         def write(path: Path) -> object:
             with suppress(ValueError, TypeError):  # fields of a wrong kind: the arguments alone
-                return record(path, self.name, self.given, Call(**known))
-            return record(path, self.name, self.given, None)
+                return record(path, self.name, self.given, Call(**known), why)
+            return record(path, self.name, self.given, None, why)
 
         act(violation, self.settings, self.name, None if self.is_captured else write)
 

@@ -28,6 +28,8 @@ class Invariant:
     check: Checker
     given: tuple[str, ...] = ()
     """Invariants without which it means nothing: it is not checked where one of them is broken."""
+    unread: Callable[[Call, Sizes, str], str] | None = None
+    """Given the invariant of lengths or shapes that is broken: why it was not checked for some request."""
     proofs: tuple[str, ...] = ()
     """Proofs (``ddtree prove``) that the reference's own formulas satisfy it for all sizes."""
 

@@ -65,6 +65,27 @@ def read(call: Call, sizes: Sizes, b: int) -> Iterator[Seen]:
             yield Seen("bias", allowed[:, :prefix_len], allowed[:, width - rows :])
 
 
+_TOLD_BY = {
+    "flat_len": ("custom_mask",),
+    "packed_len": ("packed",),
+    "mask_shape": ("bias", "words"),
+}
+"""Forms of the mask by the invariant that is broken where one ends before its last request does."""
+
+
+def unread(call: Call, sizes: Sizes, broken: str) -> str:
+    """That the mask ends before some request's rows do, so that nothing can be said of them."""
+    forms = [
+        form
+        for form in _TOLD_BY.get(broken, ())
+        if getattr(call, form) is not None and (form == "words" or sizes.prefix_lens is not None)
+    ]
+    for b in range(sizes.batch) if forms else ():
+        if not set(forms) <= {seen.form for seen in read(call, sizes, b)}:
+            return f"{broken} is broken: no rows of request {b} to read"
+    return ""
+
+
 def _bits(words: Tensor) -> Tensor:
     """``[rows, W]`` words to ``[rows, 32 W]`` bool."""
     spread = (words.long()[:, :, None] >> torch.arange(32)) & 1
@@ -467,6 +488,7 @@ MASK = (
         (MASKS, "parents", "num_nodes", "q_len", "prefix_len|words"),
         visibility,
         ("num_nodes", "parent_order"),
+        unread=unread,
         proofs=("mask_cells", "packed_bits", "bit_words", "dense_cells"),
     ),
     Invariant(
@@ -479,6 +501,7 @@ MASK = (
         "seen(r) == {r} | seen(max(seen(r) - {r})), seen(0) == {0} for real r",
         (MASKS, "q_len", "prefix_len|words"),
         mask_is_tree,
+        unread=unread,
     ),
     Invariant(
         "mask_positions",
@@ -488,6 +511,7 @@ MASK = (
         (MASKS, "positions", "prefix_len", "q_len"),
         mask_positions,
         ("mask_is_tree", "positions"),
+        unread=unread,
     ),
     Invariant(
         "prefix_visible",
@@ -496,6 +520,7 @@ MASK = (
         "mask[r, i] for i < prefix_len, r < num_nodes[b]",
         ("custom_mask|packed|bias", "prefix_len", "q_len"),
         prefix_visible,
+        unread=unread,
     ),
     Invariant(
         "padding_invisible",
@@ -505,6 +530,7 @@ MASK = (
         (MASKS, "num_nodes", "q_len", "prefix_len|words"),
         padding_invisible,
         ("num_nodes",),
+        unread=unread,
     ),
     Invariant(
         "spare_bits",
@@ -513,6 +539,7 @@ MASK = (
         "bit j of words[qo_indptr[b] + r] == 0 for j >= q_len, r < num_nodes[b]",
         ("words", "q_len"),
         spare_bits,
+        unread=unread,
         proofs=("bit_words",),
     ),
 )

@@ -16,18 +16,23 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ddtree.invariants.call import Call
-from ddtree.invariants.capture import require_writable
+from ddtree.invariants.capture import (
+    FUNCTION,
+    VIOLATION,
+    kind_of,
+    require_kind,
+    require_writable,
+    save,
+)
 from ddtree.spec import contracts
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import PagedKV, VerifyLayout
 from ddtree.spec.errors import InputError, require
 from ddtree.spec.sampling import Sampling
 
-FUNCTION = "ddtree.function"
 ARGUMENTS = "ddtree.arguments"
 PREFIX = "argument."
 """What names of tensors begin with that are arguments, no fields of a call."""
@@ -50,7 +55,9 @@ class Recorded:
     arguments: dict[str, Any]
 
 
-def record(path: Path, function: str, given: Mapping[str, Any], call: Call | None) -> Path:
+def record(
+    path: Path, function: str, given: Mapping[str, Any], call: Call | None, why: str = ""
+) -> Path:
     """Write a function's call: its arguments, as far as they can be written, and the fields of the call.
 
     Args:
@@ -58,6 +65,7 @@ def record(path: Path, function: str, given: Mapping[str, Any], call: Call | Non
         function: the public name.
         given: its arguments by name.
         call: what an invariant may ask for; None: nothing is known.
+        why: what was broken, in one line.
 
     Raises:
         InputError: a place that cannot be written, or nothing to write.
@@ -66,7 +74,7 @@ def record(path: Path, function: str, given: Mapping[str, Any], call: Call | Non
     tensors = {
         name: torch.as_tensor(value) for name, value in (call.known() if call else {}).items()
     }
-    metadata = {FUNCTION: function}
+    metadata = {FUNCTION: function} | ({VIOLATION: why} if why else {})
     slots = _slots(given)
     try:
         kept: dict[str, Tensor] = {}
@@ -83,7 +91,7 @@ def record(path: Path, function: str, given: Mapping[str, Any], call: Call | Non
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        save_file(tensors, temporary, metadata)
+        save(tensors, temporary, metadata)
         temporary.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"cannot write {path}: {error}") from None
@@ -99,6 +107,11 @@ def read(path: Path) -> Recorded:
         InputError: no safetensors file, or one without a function or without its arguments.
     """
     require(path.is_file(), f"there is no file {path}")
+    require_kind(path)
+    require(
+        kind_of(path) != ".npz",
+        f"{path} names no function: an .npz file holds a call's metadata alone, which `ddtree check` reads",
+    )
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -111,7 +111,7 @@ def room_counts(call: Call) -> dict[str, int]:
     """Requests that each indptr and table has room for."""
     known = call.known()
     names = ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")
-    room = {name: int(known[name].numel()) - 1 for name in names if name in known}
+    room = {name: max(int(known[name].numel()) - 1, 0) for name in names if name in known}
     return room | ({"bias": int(call.bias.shape[0])} if call.bias is not None else {})
 
 
@@ -122,7 +122,7 @@ def batch_of(call: Call) -> int:
     counts = batch_counts(call)
     if counts:
         return next(iter(counts.values()))
-    room = max(next(iter(room_counts(call).values()), 0), 0)
+    room = next(iter(room_counts(call).values()), 0)
     return _used(call, room) if call.is_captured else room
 
 

@@ -1,6 +1,7 @@
 """Invariants of the call as a whole: its fields speak of the same requests, rows and dtypes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -21,17 +22,24 @@ from ddtree.invariants.violation import Violation
 def batch(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare the number of requests of every field; fixed buffers and slot tables may have room for more."""
     counts, room = batch_counts(call), room_counts(call)
-    fields = counts if call.is_captured else counts | room
+    empty = [n for n in room if n.endswith("indptr") and not call.known()[n].numel()]
+    for name in empty:
+        yield Violation(
+            None, "at least 1 entry", 0, f"{name} is empty: an indptr has at least one entry"
+        )
+    if empty:
+        return
+    fields, every = counts if call.is_captured else counts | room, _by_field(counts | room)
     for name, count in counts.items():
         if count != sizes.batch:
             hint = diagnosis.other_batch(name, fields)
             yield Violation(
-                None, sizes.batch, count, f"{name} has {count} requests: {counts | room}", hint
+                None, sizes.batch, count, f"{name} has {count} requests; by field: {every}", hint
             )
     for name, count in room.items():
         if count < sizes.batch or (count > sizes.batch and not call.is_captured):
             hint = diagnosis.other_batch(name, fields)
-            numbers = f"{name} has room for {count} requests: {counts | room}"
+            numbers = f"{name} has room for {count} requests; by field: {every}"
             yield Violation(None, sizes.batch, count, numbers, hint)
     for name in ("slot_table", "slot_table_after"):
         table = call.known().get(name)
@@ -40,8 +48,13 @@ def batch(call: Call, sizes: Sizes) -> Iterator[Violation]:
                 None,
                 sizes.batch,
                 int(table.shape[0]),
-                f"{name} has {table.shape[0]} rows: {counts | room}",
+                f"{name} has {table.shape[0]} rows; requests by field: {every}",
             )
+
+
+def _by_field(values: Mapping[Any, object]) -> str:
+    """``qo_indptr 2, num_nodes 3``."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def tree_shape(call: Call, _: Sizes) -> Iterator[Violation]:
@@ -50,9 +63,9 @@ def tree_shape(call: Call, _: Sizes) -> Iterator[Violation]:
     for names in (("token_ids", "parents", "depths", "scores"), ("nodes", "src", "dst", "emitted")):
         shapes = {name: list(known[name].shape) for name in names if name in known}
         first = next(iter(shapes.values()), [])
-        for name, shape in shapes.items():
+        for shape in shapes.values():
             if shape != first:
-                yield Violation(None, first, shape, f"{name}: {shapes}")
+                yield Violation(None, first, shape, f"by field: {_by_field(shapes)}")
     for field in ("token_ids", "parents", "depths", "scores", "nodes"):
         if field in known and known[field].shape[0] and not known[field].shape[1]:
             yield Violation(
@@ -68,7 +81,9 @@ def rows(call: Call, _: Sizes) -> Iterator[Violation]:
     counts, total = row_counts(call), total_rows(call)
     for name, count in counts.items():
         if total is not None and count != total:
-            yield Violation(None, total, count, f"{name} has {count} rows: {counts}")
+            yield Violation(
+                None, total, count, f"{name} has {count} rows; by field: {_by_field(counts)}"
+            )
 
 
 def dtypes(call: Call, _: Sizes) -> Iterator[Violation]:

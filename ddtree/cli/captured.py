@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 def read_call(file: Path) -> "Captured":
     """The captured call; leaves with one message and a next step that fits."""
-    from ddtree.invariants.capture import SUFFIXES, read
+    from ddtree.invariants.capture import SUFFIXES, function_in, kind_of, read
     from ddtree.spec.errors import InputError
 
     try:
         return read(file)
     except InputError as error:
-        fail(str(error), _next_step(file, SUFFIXES))
+        if file.is_file() and kind_of(file) not in {"", file.suffix}:
+            fail(str(error), f"mv {file} {file.with_suffix(kind_of(file))}")
+        is_dumped = file.is_file() and bool(function_in(file))
+        fail(str(error), f"ddtree replay {file}" if is_dumped else _next_step(file, SUFFIXES))
 
 
 def _next_step(file: Path, suffixes: tuple[str, ...]) -> str:

@@ -100,13 +100,13 @@ def conform(
         out.rmdir()
     data = {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
     if html is not None:
-        write_whole(html, conformance(data, Path.cwd())[1])
+        wrote = write_whole(html, conformance(data, Path.cwd())[1])
     if as_json:
         print_json(data)
     else:
         _print(backend, runs_on, results)
         if html is not None:
-            stdout().print(f"wrote {html}", markup=False, soft_wrap=True)
+            stdout().print(wrote, markup=False, soft_wrap=True)
     if any(r.state == "broken" for r in results):
         raise typer.Exit(BROKEN)
 

@@ -214,8 +214,8 @@ def generate(
         }
         if all(one.found for one in run.written):
             with progress("drawing the rounds"):
-                write_whole(trace, _traced(run, about))
-            stderr().print(f"wrote {trace}", markup=False, soft_wrap=True)
+                wrote = write_whole(trace, _traced(run, about))
+            stderr().print(wrote, markup=False, soft_wrap=True)
         else:
             stderr().print(f"{trace} is not written: the generation was interrupted", markup=False)
     if as_json:

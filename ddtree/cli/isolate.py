@@ -61,13 +61,13 @@ def isolate(
 
         write_whole(out, json.dumps(data, indent=1).encode())
     if html is not None:
-        write_whole(html, page_of(data, Path.cwd())[1])
+        wrote = write_whole(html, page_of(data, Path.cwd())[1])
     if as_json:
         print_json(data)
     else:
         _print(isolation, runs_on)
         if html is not None:
-            stdout().print(f"wrote {html}", markup=False, soft_wrap=True)
+            stdout().print(wrote, markup=False, soft_wrap=True)
     if any(o.failed for o in isolation.observations):
         raise typer.Exit(BROKEN)
 

@@ -119,23 +119,22 @@ def writable_folder(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write the file under a temporary name, then rename it: never half a file."""
+def write_whole(path: Path, data: bytes) -> str:
+    """Write the file under a temporary name, then rename it: never half a file.
+
+    Returns:
+        What was done: ``wrote page.html``, or ``overwrote page.html``.
+    """
+    told = f"{'overwrote' if path.exists() else 'wrote'} {path}"
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        handle, name = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
-        )
-    except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}", "choose another place")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        temporary.write_bytes(data)  # its mode is the umask's, as of any file
+        temporary.replace(path)
     except OSError as error:
         with suppress(OSError):
-            Path(name).unlink()
+            temporary.unlink()
         fail(f"cannot write {path}: {error.strerror}", "choose another place")
+    return told
 
 
 def counted(count: int, one: str, many: str = "") -> str:

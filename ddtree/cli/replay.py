@@ -24,8 +24,8 @@ def replay(
     The file names the function and holds its arguments; of the KV pools, the slots
     that the call uses. Without a GPU the kernels run in Triton's interpreter.
 
-    Exit code: 0 both give the same, 1 they differ, 2 the file cannot be read or
-    the reference refuses the call.
+    Exit code: 0 both give the same, 1 they differ, 2 the file cannot be read, or
+    the call is refused, by the kernels or by the reference, as one of wrong types is.
 
     \b
     Examples
@@ -97,7 +97,8 @@ def _print(report: dict[str, Any]) -> None:
     where = "the GPU" if report["device"] == "cuda" else "Triton's interpreter"
     violation = report["violation"]
     if report["refused"]:
-        console.print(Text(f"{report['function']} is refused by {report['refused']}", "bold red"))
+        text = f"{report['function']} is refused by {report['refused']}"
+        console.print(Text(text, "bold red"), soft_wrap=True)
     elif violation is None:
         text = f"{report['function']}: reference and kernels ({where}) give the same"
         console.print(Text(text, "bold green"), soft_wrap=True)

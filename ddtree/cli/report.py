@@ -16,6 +16,12 @@ Html = Annotated[
     typer.Option("--html", help="Write the outcome as one HTML page too.", metavar="PAGE.html"),
 ]
 
+RUNS = (
+    "a call is what `ddtree dump call.npz` writes, a run what `ddtree conform --json > run.json` or "
+    "`ddtree isolate --json > cells.json` does"
+)
+"""The next step of whoever gave a file that no page is made of."""
+
 
 def report(
     file: Annotated[
@@ -61,15 +67,25 @@ def report(
       ddtree conform mine.py:Mine --html run.html     the same in one step
     """
     out = file.with_suffix(".html") if out is None else out
+    _require_kind(file)
     require_page(out)
     title, page = _json_page(file) if file.suffix == ".json" else _call_page(file)
-    write_whole(out, page)
+    wrote = write_whole(out, page)
     if as_json:
         print_json({"file": file, "page": out, "title": title})
     else:
-        stdout().print(f"{title}\nwrote {out}", markup=False, soft_wrap=True)
+        stdout().print(f"{title}\n{wrote}", markup=False, soft_wrap=True)
     if is_opened and not webbrowser.open(out.absolute().as_uri()):
         fail(f"no browser could be opened; the page is {out}", "open it by hand")
+
+
+def _require_kind(file: Path) -> None:
+    """Leave if no page is made of files with this suffix."""
+    from ddtree.invariants.capture import SUFFIXES
+
+    if file.suffix not in {*SUFFIXES, ".json"} and not file.is_dir():
+        end = f"ends in {file.suffix!r}" if file.suffix else "has no suffix"
+        fail(f"{file} {end}; a page is made of {', '.join(SUFFIXES)} or .json", RUNS)
 
 
 def require_page(out: Path) -> None:
@@ -114,13 +130,13 @@ def _json_page(file: Path) -> tuple[str, bytes]:
     kinds = {"properties": conformance, "cells": isolation, "peers": peers}
     held = [make for key, make in kinds.items() if isinstance(data, dict) and key in data]
     if not held:
-        fail(f"{file} is no run that a page can be made of{_other(data)}", "ddtree report --help")
+        fail(f"{file} is no run that a page can be made of{_other(data)}", RUNS)
     try:
         return held[0](data, file.absolute().parent)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         fail(
             f"{file} is damaged, or of another version: {type(error).__name__}: {error}",
-            "write it anew with ddtree conform --json or ddtree isolate --json",
+            f"write it anew: {RUNS}",
         )
 
 

@@ -1,14 +1,19 @@
 """``dump``, ``check`` and ``show`` on captured calls, made up and live."""
 
 import json
+import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ddtree.cli.app import app
-from ddtree.invariants import load
+from ddtree.invariants import debug, load
+from ddtree.spec import InputError, convert_mask
 from tests.cli.conftest import Run
+from tests.invariants.calls import verify
 
 
 def dumped(run: Run, file: Path, *args: object) -> Path:
@@ -146,6 +151,69 @@ def test_a_bad_file_has_a_fitting_next_step(
     result = run("check", tmp_path / name)
     assert result.exit_code == 2
     assert following in result.stderr.split("next: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "named", "kind"),
+    [
+        ("call.npz", "call.safetensors", "an .npz"),
+        ("call.safetensors", "call.npz", "a .safetensors"),
+    ],
+)
+def test_a_file_of_the_other_suffix_is_to_be_renamed(
+    run: Run, tmp_path: Path, written: str, named: str, kind: str
+) -> None:
+    """Its first bytes tell what it is; after the renaming it is read."""
+    right, wrong = tmp_path / written, tmp_path / named
+    dumped(run, right).rename(wrong)
+    for verb in ("check", "replay"):
+        result = run(verb, wrong)
+        assert result.exit_code == 2
+        assert f"{wrong} is {kind} file by its first bytes: rename it to {written}" in result.stderr
+    assert f"next: mv {wrong} {right}" in run("check", wrong).stderr
+    wrong.rename(right)
+    assert run("check", right).exit_code == 0
+
+
+def test_a_dump_of_wrong_types_is_no_captured_call(run: Run, tmp_path: Path) -> None:
+    """Debug mode's file of a call that has no fields: what was wrong, and the command that reads it."""
+    _, layout, mask = verify([5, 3], 16, 3)
+    call = partial(
+        convert_mask, mask, replace(layout, positions=layout.positions.float()), "packed"
+    )
+    with debug(action="dump", dump_dir=tmp_path), pytest.raises(InputError, match="positions"):
+        call()
+    (file,) = tmp_path.iterdir()
+    for verb in ("check", "report"):
+        result = run(verb, file)
+        assert result.exit_code == 2
+        assert (
+            "holds no field of a captured call: it holds the arguments of convert_mask, dumped because "
+            "types is broken, in layout.positions of convert_mask: expected Int64[Tensor, 'T'], found "
+            f"torch.float32 [{layout.positions.numel()}]"
+        ) in result.stderr
+        assert result.stderr.endswith(f"next: ddtree replay {file}\n")
+    refused = run("replay", file)
+    assert refused.exit_code == 2
+    assert (
+        "convert_mask is refused by the reference: VerifyLayout.positions has dtype"
+        in refused.stdout
+    )
+
+
+@pytest.mark.parametrize("name", ["call.npz", "call.safetensors", "call.html"])
+def test_files_have_the_mode_of_the_umask(run: Run, tmp_path: Path, name: str) -> None:
+    """Whoever may read other files may read these."""
+    before = os.umask(0o027)
+    try:
+        call = dumped(
+            run, (tmp_path / name).with_suffix(".npz" if "html" in name else Path(name).suffix)
+        )
+        assert run("report", call).exit_code == 0
+    finally:
+        os.umask(before)
+    assert oct((tmp_path / name).stat().st_mode & 0o777) == "0o640"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_failed_dump_leaves_the_old_file(run: Run, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_a_call_becomes_a_page_beside_it(run: Run, folder: Path, suffix: str) ->
     assert page.one("h1").text == "mask_len is broken in request 0"
     assert f"ddtree check {name}" in page.text
     assert "ddtree replay" not in page.text
+    assert run("report", name).stdout.endswith("\noverwrote wrong.html\n")
 
 
 def test_json_and_another_place(run: Run, folder: Path) -> None:
@@ -119,9 +120,13 @@ def test_a_generation_is_traced(run: Run, tiny_folder: Path, folder: Path) -> No
 BAD = {
     "no file": (("report", "no.npz"), "there is no file no.npz"),
     "no JSON file": (("report", "no.json"), "cannot read no.json: No such file or directory"),
-    "another suffix": (("report", "x.txt"), "x.txt ends in '.txt'; a captured call is one of"),
+    "another suffix": (
+        ("report", "x.txt"), "x.txt ends in '.txt'; a page is made of .safetensors, .npz or .json",
+    ),
     "not JSON": (("report", "cut.json"), "cut.json is not JSON"),
-    "other JSON": (("report", "other.json"), "other.json is no run that a page can be made of"),
+    "other JSON": (
+        ("report", "other.json"), "other.json is no run that a page can be made of next: a call is what",
+    ),
     "a list": (("report", "list.json"), "list.json is no run that a page can be made of"),
     "check's JSON": (("report", "check.json"), "it is what ddtree check says of call.npz; give that file"),
     "a generation": (("report", "said.json"), "it is a generation; ddtree generate --trace PAGE.html"),

@@ -28,6 +28,7 @@ from ddtree.spec import (
     verify_attention,
 )
 from ddtree.spec.index import mask_len
+from ddtree.spec.mask import Form
 from tests.invariants.calls import indptr, tables, verify
 
 FIELDS = ("qo_indptr", "mask_indptr", "max_q_len")
@@ -397,3 +398,55 @@ def test_a_mask_without_a_prefix_length_is_not_checked() -> None:
         Call(qo_indptr=torch.tensor([0, 17]), kv_indptr=torch.tensor([0, 5]), custom_mask=ones)
     )
     assert [violation.invariant for violation in broken] == ["mask_is_tree"]
+
+
+@pytest.mark.parametrize(
+    ("form", "cause"),
+    [
+        ("flat", "flat_len"),
+        ("packed", "packed_len"),
+        ("bits", "mask_shape"),
+        ("dense", "mask_shape"),
+    ],
+)
+def test_rows_that_a_mask_has_not_are_not_checked(form: Form, cause: str) -> None:
+    """What a mask that ends before the last request's rows cannot tell is not said to hold."""
+    tree, layout, _ = ragged([3, 4], [2, 5])
+    call = Call.of(layout, tree_mask(tree, layout, form), num_nodes=tree.num_nodes)
+    by_rows = {"mask_is_tree", "mask_positions", "prefix_visible", "padding_invisible"}
+    by_rows = by_rows - {"prefix_visible"} | {"spare_bits"} if form == "bits" else by_rows
+    assert by_rows <= set(report(call).held)
+    cut = {
+        "flat": lambda: {"custom_mask": call.custom_mask[:-1]},  # type: ignore[index]
+        "packed": lambda: {"packed": call.packed[:-1]},  # type: ignore[index]
+        "bits": lambda: {"words": call.words[:-1]},  # type: ignore[index]
+        "dense": lambda: {"bias": call.bias[..., [0, 1, 2, 3, 5, 6, 7, 8]]},  # type: ignore[index]
+    }[form]()
+    told = report(replace(call, **cut))  # type: ignore[arg-type]
+    assert cause in {violation.invariant for violation in told.broken}
+    assert {told.not_checked.get(name) for name in by_rows} == {
+        f"{cause} is broken: no rows of request 1 to read"
+    }
+
+
+def test_a_mask_that_is_too_long_is_read_all_the_same() -> None:
+    """The rows of every request are there: what they show holds or does not."""
+    tree, layout, mask = ragged([3, 4], [5, 2])
+    longer = torch.cat([mask.allowed, mask.allowed[:1]])
+    told = report(Call.of(layout, FlatMask(longer), num_nodes=tree.num_nodes))
+    assert "flat_len" in {violation.invariant for violation in told.broken}
+    assert {"mask_is_tree", "prefix_visible"} <= set(told.held)
+
+
+def test_an_empty_indptr_is_told_in_words() -> None:
+    """Not as room for -1 requests; and no number is told as Python would print it."""
+    (wrong,) = violations(Call(qo_indptr=torch.zeros(0, dtype=torch.int32), **indptr_of_one()))
+    assert (wrong.invariant, wrong.expected, wrong.found) == ("batch", "at least 1 entry", 0)
+    assert wrong.detail == "qo_indptr is empty: an indptr has at least one entry"
+    (wrong,) = violations(Call(num_nodes=torch.tensor([3, 3]), **indptr_of_one()))
+    assert wrong.detail == "kv_indptr has room for 1 requests; by field: num_nodes 2, kv_indptr 1"
+
+
+def indptr_of_one() -> dict[str, Any]:
+    """One request's prefix."""
+    return {"kv_indptr": torch.tensor([0, 5])}

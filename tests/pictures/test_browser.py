@@ -54,6 +54,11 @@ def pages(runs: Path) -> dict[str, Path]:
 
 
 NAMES = ("broken", "big", "bare", "conform", "isolate", "peers", "trace")
+CUT = (
+    "[...document.querySelectorAll('.command')].filter(e => e.scrollWidth > e.clientWidth)"
+    ".map(e => e.textContent)"
+)
+"""Commands that end beyond the edge: what tells one file from another is at their end."""
 VISIBLE = "[...document.querySelectorAll('.round')].filter(e => e.offsetHeight).map(e => e.id)"
 
 
@@ -67,6 +72,7 @@ def test_fits_narrow_and_wide_light_and_dark(tab: Page, pages: dict[str, Path], 
         tab.run("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert tab.run("document.documentElement.clientWidth") == width
         assert tab.overflow() == 0, f"{tab.overflow()} pixels wider than {width}"
+        assert tab.run(CUT) == []
         grounds.add(tab.run("getComputedStyle(document.body).backgroundColor"))
         assert tab.run("typeof hacked") == "undefined"
         assert set(tab.requested) == {pages[name].as_uri()}

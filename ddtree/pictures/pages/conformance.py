@@ -99,14 +99,13 @@ def _drawn(found: dict[str, Any], folder: Path, *, is_open: bool) -> list[object
     except InputError as error:
         return [tag("p", f"{error}", class_="note"), *commands]
     report = checked(call)
-    note = (
-        "The call that the backend was given is sound; what is wrong is what the backend made of it."
-        if report.ok
-        else "The call that the backend made:"
-    )
-    told = tag("p", note, class_="note")
     drawn = call_pictures(call, report)
-    return [folded("the call, drawn", told, drawn, open_=is_open and not report.ok), *commands]
+    if not report.ok:
+        told = tag("p", "The call that the backend made:", class_="note")
+        return [folded("the call, drawn", told, drawn, open_=is_open), *commands]
+    wrong = tag("strong", f"what the backend made of it was wrong: {found['what']}", class_="bad")
+    told = tag("p", join(["The call below is sound; ", wrong, "."]))
+    return [folded("the sound call that the backend was given, drawn", told, drawn), *commands]
 
 
 def record_page(data: dict[str, Any]) -> tuple[str, bytes]:

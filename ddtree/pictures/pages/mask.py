@@ -289,7 +289,11 @@ def _words(view: Seen) -> Markup | None:
     if not wrong:
         return None
     rows = [
-        (f"row {row}", _columns(view, view.leaked[row]), _columns(view, view.hidden[row]))
+        (
+            tag("td", f"row {row}"),
+            _columns(view, view.leaked[row]),
+            _columns(view, view.hidden[row]),
+        )
         for row in wrong[:MOST_TOLD]
     ]
     told = table(("row", "sees, and must not", "must see, and does not"), rows, "stacked")
