@@ -1,5 +1,7 @@
 """``ddtree conform``: fuzz a third party's functions against the reference."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from ddtree.cli.options import Json, Seed, within
 from ddtree.cli.output import (
     BROKEN,
     counted,
+    fail,
     print_json,
     progress,
     stdout,
@@ -75,29 +78,30 @@ def conform(
       ddtree conform mine.py:Mine --html run.html
     """
     if backend is None:
-        list_backends("conform")
+        list_backends("conform", as_json=as_json)
         return
     if html is not None:
         require_page(html)
-    found, runs_on = find(backend, "conform")
-    from ddtree.invariants.conformance.fuzz import conform as run
-
-    writable = writable_folder(out)
     results: list[Result] = []
-    with progress(f"holding {backend} to the reference") as say:
-        for result in run(
-            found,
-            backend,
-            only=only,
-            examples=examples,
-            seconds=seconds,
-            seed=seed,
-            folder=writable,
-        ):
-            say(f"{result.property.id}: {result.state}", passing=True)
-            results.append(result)
-    if not any(out.iterdir()):
-        out.rmdir()
+    with _folder_for_cases(out) as folder:
+        found, runs_on = find(backend, "conform")
+        from ddtree.invariants.conformance.fuzz import conform as run
+
+        with progress(f"holding {backend} to the reference") as say:
+            for result in run(
+                found,
+                backend,
+                only=only,
+                examples=examples,
+                seconds=seconds,
+                seed=seed,
+                folder=folder,
+            ):
+                say(f"{result.property.id}: {result.state}", passing=True)
+                results.append(result)
+    if all(r.state == "not offered" for r in results):
+        why = "; ".join(f"{r.property.id!r}: {r.what}" for r in results)
+        fail(f"{backend} does not offer what {only!r} asks for ({why})", "offer it, or drop --only")
     data = {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
     if html is not None:
         wrote = write_whole(html, conformance(data, Path.cwd())[1])
@@ -109,6 +113,18 @@ def conform(
             stdout().print(wrote, markup=False, soft_wrap=True)
     if any(r.state == "broken" for r in results):
         raise typer.Exit(BROKEN)
+
+
+@contextmanager
+def _folder_for_cases(out: Path) -> Iterator[Path]:
+    """The folder, that files can be written into; gone afterwards if it was made for nothing."""
+    is_new = not out.exists()
+    writable_folder(out)
+    try:
+        yield out
+    finally:
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
 
 
 def _print(backend: str, runs_on: str, results: "list[Result]") -> None:
@@ -137,7 +153,7 @@ def _print(backend: str, runs_on: str, results: "list[Result]") -> None:
     cases = counted(sum(r.examples for r in results), "case")
     verdict = f"{backend}: {held} hold, {broken} broken, {cases}"
     console.print(Text(verdict, "bold red" if broken else "bold green"), soft_wrap=True)
-    if broken and any(r.property.function == "verify_attention" for r in results):
+    if any(r.state == "broken" and r.property.id.startswith("visible set") for r in results):
         console.print(Text(f"next: ddtree isolate {backend}", "bold"), soft_wrap=True)
 
 

@@ -46,8 +46,8 @@ def fail(message: str, next_step: str = "", code: int = BAD_INPUT) -> NoReturn:
     raise typer.Exit(code)
 
 
-def print_json(report: dict[str, Any]) -> None:
-    """Print one JSON object, and nothing else, on stdout; numbers that JSON lacks become null."""
+def print_json(report: dict[str, Any] | list[dict[str, Any]]) -> None:
+    """Print one JSON object or list, and nothing else, on stdout; numbers that JSON lacks become null."""
     sys.stdout.write(json.dumps(_plain(report), indent=2) + "\n")  # ASCII: no terminal alters it
 
 
@@ -117,6 +117,20 @@ def writable_folder(path: Path) -> Path:
     except OSError as error:
         fail(f"cannot write into {path}: {error.strerror}", "choose another folder with --out")
     return path
+
+
+def require_place(out: Path) -> None:
+    """Leave if a file cannot be written there, before any work is done."""
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        fail(
+            f"there is no folder {out.parent} to write {out.name} to",
+            "make it, or choose another place",
+        )
+    if out.is_dir():
+        fail(f"cannot write {out}: it is a folder", "choose another place")
+    if not os.access(folder, os.W_OK):
+        fail(f"cannot write {out}: its folder is not writable", "choose another place")
 
 
 def write_whole(path: Path, data: bytes) -> str:

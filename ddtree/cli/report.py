@@ -9,7 +9,7 @@ import typer
 
 from ddtree.cli.captured import read_call
 from ddtree.cli.options import Json
-from ddtree.cli.output import fail, need, print_json, stdout, write_whole
+from ddtree.cli.output import fail, need, print_json, require_place, stdout, write_whole
 
 Html = Annotated[
     Path | None,
@@ -92,13 +92,7 @@ def require_page(out: Path) -> None:
     """Leave if a page cannot be written there, before any work is done."""
     if out.suffix not in {".html", ".htm"}:
         fail(f"{out} is to be an HTML page", f"name it {out.with_suffix('.html')}")
-    if not out.absolute().parent.is_dir():
-        fail(
-            f"there is no folder {out.parent} to write {out.name} to",
-            "make it, or choose another place",
-        )
-    if out.is_dir():
-        fail(f"cannot write {out}: it is a folder", "choose another place")
+    require_place(out)
 
 
 def _call_page(file: Path) -> tuple[str, bytes]:

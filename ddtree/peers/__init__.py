@@ -62,10 +62,20 @@ def load(target: str) -> Any:
         AttributeError: the module has no such attribute.
     """
     module, _, attribute = target.partition(":")
-    found: Any = import_module(module)
+    found = attribute_of(import_module(module), attribute)
+    return found() if isinstance(found, type) else found
+
+
+def attribute_of(module: Any, attribute: str) -> Any:
+    """What a module bears under a name or a dotted path; the module itself without one.
+
+    Raises:
+        AttributeError: the module has no such attribute.
+    """
+    found = module
     for part in filter(None, attribute.split(".")):
         found = getattr(found, part)
-    return found() if isinstance(found, type) else found
+    return found
 
 
 __all__ = ["PEERS", "Peer", "load"]

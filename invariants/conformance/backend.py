@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from ddtree.spec.errors import require
+from ddtree.invariants.conformance.failure import told_of
+from ddtree.spec.errors import InputError, require
 from ddtree.spec.mask import Form
 
 FUNCTIONS = (
@@ -61,12 +62,20 @@ class Backend:
         """Read what an object offers.
 
         Raises:
-            InputError: it offers none of the public functions.
+            InputError: it offers none of the public functions, or it is a class of which no object can be
+                made; the exception of the class is then its cause.
         """
         if isinstance(thing, cls):
             return thing
         if inspect.isclass(thing):
-            thing = thing()
+            try:
+                thing = thing()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a class may raise anything, SystemExit too
+                raise InputError(
+                    f"{name or thing.__name__} cannot be made: {told_of(error)}"
+                ) from error
         found = {n: getattr(thing, n) for n in FUNCTIONS if callable(getattr(thing, n, None))}
         called = getattr(thing, "__name__", type(thing).__name__)
         if not found and callable(thing):

@@ -13,6 +13,12 @@ _OURS = tuple(
     for folder in (
         Path(__file__).parent.parent,  # invariants
         Path(errors.__file__).resolve().parent,  # spec
+        Path(errors.__file__).parent.parent / "cli",
+    )
+)
+_LIBRARIES = tuple(
+    f"{Path(folder).resolve()}/"
+    for folder in (
         Path(torch.__file__).parent,
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("purelib"),
@@ -29,20 +35,24 @@ def told_of(error: BaseException) -> str:
     """``it raised ValueError: boom (mine.py:7)``; of a wrong result what it is."""
     if isinstance(error, WrongResult):
         return str(error)
-    first = str(error).strip().splitlines()
-    return f"it raised {type(error).__name__}{': ' + first[0] if first else ''} ({place_of(error)})"
+    first, place = str(error).strip().splitlines(), place_of(error)
+    said = f"{type(error).__name__}{': ' + first[0] if first else ''}"
+    return f"it raised {said}{f' ({place})' if place else ''}"
 
 
 def place_of(error: BaseException) -> str:
-    """``file:line`` of the innermost frame that is neither ours nor a library's, or else of the innermost."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return "no place known"
-    own = [f for f in frames if not str(Path(f.filename).resolve()).startswith(_OURS)]
-    # the interpreter's own, such as <frozen importlib>, and the command that called are no backend's
-    own = [f for f in own if not f.filename.startswith("<")]
-    frame = (own or frames)[-1]
-    path = Path(frame.filename)
+    """``file:line`` of the innermost frame neither ours nor a library's, or else of a library's; or empty."""
+    frames = [
+        (str(Path(f.filename).resolve()), f.lineno)
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith("<")  # <frozen importlib>
+    ]
+    theirs = [frame for frame in frames if not frame[0].startswith(_OURS)]
+    own = [frame for frame in theirs if not frame[0].startswith(_LIBRARIES)]
+    if not theirs:
+        return ""
+    name, line = (own or theirs)[-1]
+    path = Path(name)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    return f"{path}:{frame.lineno}"
+    return f"{path}:{line}"

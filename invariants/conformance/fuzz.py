@@ -74,7 +74,9 @@ def conform(
     """
     held = Backend.of(backend, name)
     chosen = [prop for prop in PROPERTIES if only in prop.id or only == prop.function]
-    require(bool(chosen), f"no property is called {only!r}; known are {', '.join(ids())}")
+    require(
+        bool(chosen), f"no property is called {only!r}; known are {', '.join(map(repr, ids()))}"
+    )
     left = [prop for prop in chosen if not prop.offered(held)]
     end = time.monotonic() + seconds
     for prop in chosen:

@@ -213,7 +213,7 @@ def run(backend: Backend, cell: Cell) -> Tried:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 # a backend may raise anything, SystemExit too
-        ended = f"{type(error).__name__} ({place_of(error)})"
+        ended = f"{type(error).__name__} ({place_of(error) or 'of a built-in'})"
         return Tried(cell, (True,) * cell.batch, told_of(error), ended)
     failed = tuple(b in wrong for b in range(cell.batch))
     return Tried(cell, failed, oracle.explain(case, result, wrong) if wrong else "")

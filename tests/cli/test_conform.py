@@ -19,6 +19,29 @@ class Mine:
         if len(set(layout.qo_indptr.diff().tolist()) - {0}) > 1:
             raise Refused("one width only")
         return spec.verify_attention(query, key, value, key_pool, value_pool, layout, mask)
+
+
+class NeedsArg(Mine):
+    def __init__(self, device):
+        pass
+
+
+class Boom(Mine):
+    def __init__(self):
+        raise SystemExit(0)
+
+
+class Leaves:
+    def verify_attention(self, *arguments):
+        raise SystemExit(0)
+
+
+class Sees(Mine):
+    """Right but for its numbers."""
+
+    def verify_attention(self, *arguments):
+        output, _ = spec.verify_attention(*arguments)
+        return output * 2 if arguments[0][0].any() else output
 '''
 
 
@@ -80,6 +103,84 @@ def test_isolation_of_what_is_right(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["conform", "isolate"])
+def test_without_a_backend_json_lists_them(run: Run, verb: str) -> None:
+    """A list, and nothing else."""
+    listed = json.loads(run(verb, "--json").stdout)
+    assert {"reference", "founding-bug", "flashinfer"} <= {row["backend"] for row in listed}
+    assert {row["backend"] for row in listed if row["needs_gpu"]} == {"flashinfer"}
+
+
+@pytest.mark.parametrize("verb", ["conform", "isolate"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NeedsArg", "it raised TypeError: NeedsArg.__init__() missing 1 required"),
+        ("Boom", "it raised SystemExit: 0 (mine.py:22)"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_refused(
+    run: Run, folder: Path, verb: str, name: str, said: str
+) -> None:
+    """One message with its place and a next step, exit code 2, and nothing on stdout."""
+    (folder / "mine.py").write_text(MINE)
+    result = run(verb, f"mine.py:{name}", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: mine.py:{name} cannot be made: {said}" in result.stderr
+    assert f"mine = {name}(...)" in result.stderr
+    assert [path.name for path in folder.iterdir() if "conform" in path.name] == []
+
+
+def test_a_module_that_cannot_be_imported_is_refused(run: Run, folder: Path) -> None:
+    """Whatever it raises, and where."""
+    (folder / "ends.py").write_text("x = 1\nraise SystemExit(0)\n")
+    result = run("conform", "ends.py:Mine")
+    assert result.exit_code == 2
+    assert "cannot be imported: it raised SystemExit: 0 (ends.py:2)" in result.stderr
+
+
+def test_a_backend_that_leaves_the_program_is_broken(run: Run, folder: Path) -> None:
+    """SystemExit(0) is the backend's failure, not the command's success."""
+    (folder / "mine.py").write_text(MINE)
+    result = run("conform", "mine.py:Leaves", "--only", "values, float32", "--examples", "3")
+    assert result.exit_code == 1
+    assert "it raised SystemExit: 0 (mine.py:27)" in result.stdout
+    assert run("isolate", "mine.py:Leaves", "--calls", "10").exit_code == 1
+
+
+def test_what_is_not_offered_is_not_said_to_hold(run: Run, folder: Path) -> None:
+    """A property that was asked for and that the backend lacks: exit code 2."""
+    (folder / "mine.py").write_text(MINE)
+    result = run("conform", "mine.py:Mine", "--only", "window", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "does not offer what 'window' asks for" in result.stderr
+    assert "verify_attention takes no window" in result.stderr
+
+
+@pytest.mark.parametrize(("verb", "out"), [("isolate", "no/o.json"), ("conform", "mine.py/out")])
+def test_a_place_that_cannot_be_written_is_refused_at_once(
+    run: Run, folder: Path, verb: str, out: str
+) -> None:
+    """Before the backend is so much as imported."""
+    (folder / "mine.py").write_text("raise AssertionError('imported')")
+    result = run(verb, "mine.py:Mine", "--out", out)
+    assert result.exit_code == 2
+    assert "imported" not in result.stderr
+    assert "next: " in result.stderr
+
+
+def test_isolation_is_proposed_where_it_can_help(run: Run, folder: Path) -> None:
+    """Where numbers alone are wrong it finds nothing, is not proposed, and says what it does not cross."""
+    (folder / "mine.py").write_text(MINE)
+    wrong = run("conform", "mine.py:Sees", "--only", "values, float32", "--examples", "5")
+    assert (wrong.exit_code, "ddtree isolate" in wrong.stdout) == (1, False)
+    nothing = run("isolate", "mine.py:Sees", "--calls", "10")
+    assert nothing.exit_code == 0
+    assert "not crossed: windows, softcap, sinks, log-sum-exp, values" in nothing.stdout
+    seen = run("conform", "inverted", "--only", "visible set, fixed", "--examples", "5")
+    assert "next: ddtree isolate inverted" in seen.stdout
+
+
+@pytest.mark.parametrize("verb", ["conform", "isolate"])
 def test_without_a_backend_the_built_in_ones_are_listed(run: Run, verb: str) -> None:
     """Peers, faults, and how one's own is named."""
     result = run(verb)
@@ -110,3 +211,4 @@ def test_an_unknown_property_is_refused(run: Run) -> None:
     result = run("conform", "reference", "--only", "speed")
     assert result.exit_code == 2
     assert "no property is called 'speed'" in result.stderr
+    assert "'values, float16', 'values, bfloat16'" in result.stderr
