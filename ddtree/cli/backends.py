@@ -2,9 +2,11 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import gettempdir
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,8 @@ def find(name: str, verb: str) -> tuple["Backend", str]:
     Leaves with a message and a next step if there is none or what it needs is missing.
     """
     need("fuzz", "hypothesis")
+    # it keeps what it reads of modules in .hypothesis of this folder, unless told another
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(gettempdir()) / "hypothesis"))
     from ddtree.peers.own import interpret_without_gpu
 
     interpret_without_gpu()  # before anything imports Triton

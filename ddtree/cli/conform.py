@@ -40,7 +40,10 @@ def conform(
         str, typer.Option(help="A function, or a part of a property's name.", metavar="NAME")
     ] = "",
     examples: Annotated[
-        int, typer.Option(callback=within(1), help="Most cases of a property.")
+        int,
+        typer.Option(
+            callback=within(1), help="Most cases drawn for a property; shrinking tries more."
+        ),
     ] = 60,
     seconds: Seconds = 50.0,
     seed: Seed = 0,
@@ -108,7 +111,7 @@ def conform(
     if as_json:
         print_json(data)
     else:
-        _print(backend, runs_on, results)
+        _print(backend, runs_on, results, f"--seed {seed} --examples {examples}")
         if html is not None:
             stdout().print(wrote, markup=False, soft_wrap=True)
     if any(r.state == "broken" for r in results):
@@ -127,7 +130,7 @@ def _folder_for_cases(out: Path) -> Iterator[Path]:
             out.rmdir()
 
 
-def _print(backend: str, runs_on: str, results: "list[Result]") -> None:
+def _print(backend: str, runs_on: str, results: "list[Result]", again_with: str) -> None:
     console = stdout()
     console.print(Text.assemble((backend, "bold"), f"  ({runs_on})"), soft_wrap=True)
     table = Table(header_style="bold", pad_edge=False)
@@ -144,9 +147,17 @@ def _print(backend: str, runs_on: str, results: "list[Result]") -> None:
         if r.state == "broken":
             console.print()
             console.print(Text(f"{r.property.id}: {r.property.statement}", "bold"), soft_wrap=True)
-            console.print(Text(f"  smallest case: {r.case}"), soft_wrap=True)
+            found = "smallest found (time was up)" if r.was_cut else "smallest case"
+            console.print(Text(f"  {found}: {r.case}"), soft_wrap=True)
             console.print(Text(f"  {r.what}", "red"), soft_wrap=True)
-            if r.file is not None:
+            if r.property.function == "verify_attention":
+                told = "  the call itself is sound, what the backend makes of it is not"
+                if r.file is not None:
+                    told += f"; ddtree check finds nothing in {r.file}"
+                console.print(Text(told), soft_wrap=True)
+                again = f"ddtree conform {backend} --only {r.property.id!r} {again_with}"
+                console.print(Text(f"  {again}", "cyan"), soft_wrap=True)
+            elif r.file is not None:
                 console.print(Text(f"  ddtree check {r.file}", "cyan"), soft_wrap=True)
     broken = sum(r.state == "broken" for r in results)
     held = sum(r.state == "holds" for r in results)
@@ -179,6 +190,7 @@ def _plain(result: "Result") -> dict[str, Any]:
         "refused": dict(result.refused),
         "what": result.what,
         "smallest_case": None if result.case is None else str(result.case),
+        "shrinking_was_cut": result.was_cut,
         "file": result.file,
         "seconds": round(result.seconds, 2),
     }

@@ -5,7 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -37,13 +37,15 @@ class Result:
     property: Property
     state: State
     examples: int = 0
-    """Cases that ran."""
+    """Cases that ran, up to the first that failed: what shrinking tries is not counted."""
     refused: Counter[str] = field(default_factory=Counter)
     """Cases that the backend refused, by the reason."""
     what: str = ""
     """Of the smallest failing case what differs; of a property that is not offered why."""
     case: Case | None = None
     """The smallest failing case."""
+    was_cut: bool = False
+    """Time was up before shrinking ended: a smaller case may fail too."""
     file: Path | None = None
     seconds: float = 0.0
 
@@ -64,7 +66,7 @@ def conform(
         backend: what ``Backend.of`` takes.
         name: what to call it.
         only: a part of the ids of the properties to run.
-        examples: most cases of a property.
+        examples: most cases drawn for a property; shrinking what fails tries more.
         seconds: time for all of them; what a property leaves is the others'. Shrinking counts.
         seed: of what is drawn.
         folder: where the smallest failing cases are written; None: nowhere.
@@ -107,20 +109,25 @@ def hold(
     search = _Search(backend, prop, start + seconds)
     search.run(MOST, examples, seed)
     if search.smallest is not None:
+        was_cut = False
         # hypothesis drops no request from the middle of a case: look among fewer from the start
         for most in range(1, MOST):
             narrower = _Search(backend, prop, max(search.end, time.monotonic() + seconds / 4))
             narrower.run(most, examples, seed)
+            was_cut |= narrower.was_cut
             if narrower.smallest is not None:
-                search.smallest = narrower.smallest
+                search = replace(search, smallest=narrower.smallest, was_cut=False)
                 break
+        search.was_cut |= was_cut
     spent = time.monotonic() - start
     if search.smallest is None:
         state: State = "holds" if search.ran else "refused"
         return Result(prop, state, search.ran, search.refused, seconds=spent)
     case, what = search.smallest
     file = None if folder is None else write(folder, backend, prop, case)
-    return Result(prop, "broken", search.ran, search.refused, what, case, file, spent)
+    return Result(
+        prop, "broken", search.ran, search.refused, what, case, search.was_cut, file, spent
+    )
 
 
 def write(folder: Path, backend: Backend, prop: Property, case: Case) -> Path:
@@ -144,6 +151,7 @@ class _Search:
     ran: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     smallest: tuple[Case, str] | None = None
+    was_cut: bool = False
 
     def run(self, most: int, examples: int, seed: int) -> None:
         """Fuzz calls of up to ``most`` requests until one fails and is shrunk, or time is up."""
@@ -161,13 +169,15 @@ class _Search:
     def fails(self, case: Case) -> bool:
         """Whether the backend does otherwise than it should; a case that it refuses does not count."""
         if time.monotonic() > self.end and (self.ran or self.refused):
+            self.was_cut = True
             raise _TimeIsUp
+        is_drawn = self.smallest is None  # else it is shrunk
         try:
             what = told(self.prop.difference, self.backend, case)
         except Refused as reason:
-            self.refused[str(reason)] += 1
+            self.refused[str(reason)] += is_drawn
             return False
-        self.ran += 1
+        self.ran += is_drawn
         if what:
             self.smallest = (case, what)
         return bool(what)

@@ -45,7 +45,8 @@ class Conformance:
         )
         if result.state == "refused":
             pytest.skip(f"every case was refused: {', '.join(result.refused)}")
+        found = "smallest found (time was up)" if result.was_cut else "smallest case"
         assert result.state == "holds", (
-            f"{prop.id}: {prop.statement}\n  smallest case: {result.case}\n  {result.what}\n"
+            f"{prop.id}: {prop.statement}\n  {found}: {result.case}\n  {result.what}\n"
             f"  ddtree check {result.file}"
         )

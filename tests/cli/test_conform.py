@@ -1,6 +1,9 @@
 """``ddtree conform`` and ``ddtree isolate``: the founding bug, a backend of one's own, and bad requests."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,6 +179,11 @@ def test_isolation_is_proposed_where_it_can_help(run: Run, folder: Path) -> None
     nothing = run("isolate", "mine.py:Sees", "--calls", "10")
     assert nothing.exit_code == 0
     assert "not crossed: windows, softcap, sinks, log-sum-exp, values" in nothing.stdout
+    again = "ddtree conform mine.py:Sees --only 'values, float32' --seed 0 --examples 5"
+    assert again in wrong.stdout
+    file = "ddtree-conform/mine-py-Sees-values-float32.safetensors"
+    assert f"ddtree check finds nothing in {file}" in wrong.stdout
+    assert run("check", file).exit_code == 0
     seen = run("conform", "inverted", "--only", "visible set, fixed", "--examples", "5")
     assert "next: ddtree isolate inverted" in seen.stdout
 
@@ -212,3 +220,18 @@ def test_an_unknown_property_is_refused(run: Run) -> None:
     assert result.exit_code == 2
     assert "no property is called 'speed'" in result.stderr
     assert "'values, float16', 'values, bfloat16'" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["conform", "isolate"])
+def test_nothing_is_left_in_the_folder(folder: Path, verb: str) -> None:
+    """A process of its own writes neither hypothesis' files nor an empty folder for cases."""
+    (folder / "mine.py").write_text(MINE)
+    some = (
+        ("--examples", "3", "--only", "visible set, r") if verb == "conform" else ("--calls", "5")
+    )
+    command = [sys.executable, "-B", "-m", "ddtree", verb, "mine.py:Mine", *some]
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment.pop("HYPOTHESIS_STORAGE_DIRECTORY", None)
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    assert [path.name for path in folder.iterdir()] == ["mine.py"]

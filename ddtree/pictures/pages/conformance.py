@@ -80,7 +80,8 @@ def _told(found: dict[str, Any]) -> str:
 
 def _smallest(found: dict[str, Any], folder: Path, *, is_open: bool) -> Markup:
     """The smallest failing case of one property, drawn where its file is at hand."""
-    numbers = {"smallest case": found["smallest_case"], "what differs": found["what"]}
+    case = "smallest found (time was up)" if found.get("shrinking_was_cut") else "smallest case"
+    numbers = {case: found["smallest_case"], "what differs": found["what"]}
     drawn: list[object] = []
     if found.get("file"):
         drawn = _drawn(found, folder, is_open=is_open)

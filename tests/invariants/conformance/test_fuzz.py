@@ -1,5 +1,6 @@
 """Conformance: the reference holds, every fault of the catalogue breaks, and failures shrink to a file."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,40 @@ def test_a_result_of_another_kind_is_a_failure(returned: object) -> None:
         result.what == "verify_attention returned a NoneType, expected (output, lse)"
         or "has shape" in result.what
     )
+
+
+@pytest.mark.parametrize("examples", [3, 20])
+def test_no_more_cases_than_asked_for(examples: int) -> None:
+    """What shrinking tries is not counted as drawn."""
+    asked: list[int] = []
+
+    def verify_attention(*arguments: Any) -> Any:
+        asked.append(len(arguments[0]))
+        output, _ = spec.verify_attention(*arguments)
+        return output + (len(output) > 5)
+
+    result = hold(Backend.of(verify_attention), BY_ID["visible set"], examples=examples, seconds=60)
+    assert result.state == "broken"
+    assert not result.was_cut
+    assert isinstance(result.case, AttentionCase)
+    assert result.case.call.layout.qo_indptr.tolist() == [0, 6]
+    assert result.examples == 1 + next(i for i, rows in enumerate(asked) if rows > 5) <= examples
+
+
+def test_shrinking_that_was_cut_is_told() -> None:
+    """A backend so slow that time is up before the smallest case is found."""
+    failed = False
+
+    def verify_attention(*arguments: Any) -> Any:
+        nonlocal failed
+        if failed:
+            time.sleep(0.2)
+        output, _ = spec.verify_attention(*arguments)
+        failed |= len(output) > 5
+        return output + (len(output) > 5)
+
+    result = hold(Backend.of(verify_attention), BY_ID["visible set"], seconds=1)
+    assert (result.state, result.was_cut) == ("broken", True)
 
 
 @pytest.mark.parametrize("function", WRONG)
