@@ -109,6 +109,7 @@ format: $(STAMP) ## ruff format, and the fixes that ruff is sure of
 	$(BIN)/ruff check --fix .
 
 env: $(STAMP) ## the virtual environment alone
+	@echo "The command is $(BIN)/ddtree; to have it as ddtree: . $(BIN)/activate"
 
 clean: ## remove the environments and all caches
 	rm -rf .venv .venv-* .engines .mypy_cache .ruff_cache .pytest_cache .hypothesis dist out ddtree-demo ddtree-conform

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree.cli.options import Json
-from ddtree.cli.output import BROKEN, counted, fail, print_json, progress, stdout
+from ddtree.cli.output import BROKEN, counted, fail, print_json, progress_bar, stdout
 
 if TYPE_CHECKING:
     from ddtree.catalogue import Row
@@ -43,8 +43,12 @@ def catalogue(
     if not rows:
         known = ", ".join(str(each.number) for each in CATALOGUE)
         fail(f"the catalogue has no row {row}; it has {known}", "ddtree catalogue")
-    with progress("running the catalogue"):
-        outcomes = [[run(member) for member in each.members] for each in rows]
+    outcomes: list[list[Outcome]] = []
+    with progress_bar() as show:
+        for number, each in enumerate(rows):
+            what = "running the catalogue" if row is None else f"running row {row}"
+            show(number, len(rows), what)
+            outcomes.append([run(member) for member in each.members])
     if as_json:
         print_json({"rows": [_plain(*pair) for pair in zip(rows, outcomes, strict=True)]})
     elif row is not None:

@@ -57,6 +57,8 @@ BAR = 40
 """Longest bar of the histogram, in characters."""
 SHORT = 32
 """Characters of a prompt in the table."""
+WANTED = 'give a JSON value a line, "text" or {"prompt": "text"}, or name the file .txt'
+"""What to do where a line of a .jsonl file is no prompt."""
 INTERRUPTION = "interrupted"
 PAIR = ("target", "draft", "block_size", "device", "dtype", "attention")
 """Parameters that say what decodes, those of ``ddtree tune`` too."""
@@ -201,9 +203,10 @@ def generate(
             _compare(run)
     except KeyboardInterrupt:
         why = INTERRUPTION
-        stderr().print(why)
     for one in run.written:
         one.end()
+    if why == INTERRUPTION:
+        stderr().print(why)  # after the text's line has ended
     if trace is not None:
         # an interrupted run has told its tokens, not its trees
         about: dict[str, object] = {
@@ -234,22 +237,29 @@ def generate(
 
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file, empty lines left out; leaves where a line of JSON is none."""
+    content = path.read_bytes()
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = content.decode()
     except UnicodeDecodeError as error:
-        fail(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}")
+        number = content.count(b"\n", 0, error.start) + 1
+        fail(
+            f"{path}, line {number}: not UTF-8 ({error.reason})",
+            f"convert it: iconv -f latin1 -t utf-8 {path} > utf8{path.suffix}",
+        )
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if path.suffix != ".jsonl":
-        return lines
+        return [line for _, line in lines]
     prompts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
             value = json.loads(line)
         except ValueError as error:
-            fail(f"{path}, prompt {number} is not JSON: {error}")
+            fail(f"{path}, line {number}: not JSON: {error}", WANTED)
         value = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(value, str):
             fail(
-                f'{path}, prompt {number} is neither a string nor an object with a string "prompt"'
+                f'{path}, line {number}: neither a string nor an object with a string "prompt"',
+                WANTED,
             )
         prompts.append(value)
     return prompts
@@ -290,6 +300,7 @@ class Written:
             self._show((), is_last=True)
             if self.is_shown:
                 sys.stdout.write("\n")
+                sys.stdout.flush()  # before stderr goes on
 
     def _show(self, token_ids: Sequence[int], *, is_last: bool) -> None:
         piece = self._stream(token_ids, finished=is_last)
@@ -461,6 +472,10 @@ def _print_table(run: Run, why: str, debug: bool) -> None:
             plain,
         )
     console.print(table)
+    if any(one.rounds for one in run.written):
+        console.print(
+            "the first token comes with the prompt, and is in no verify pass", soft_wrap=True
+        )
     _print_end(debug)
     for number, one in enumerate(run.written):
         if one.compared and not one.compared.equal:

@@ -1,6 +1,7 @@
 """``ddtree hooks``: which engines here would be hooked, and where."""
 
 import os
+import sys
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ def hooks(as_json: Json = False) -> None:
     ]
     setting = os.environ.get("DDTREE_DEBUG", "")
     if as_json:
-        print_json({"DDTREE_DEBUG": setting, "engines": engines})
+        print_json({"DDTREE_DEBUG": setting, "python": sys.executable, "engines": engines})
     else:
         _print(engines, setting)
     if any(engine["version"] and engine["problems"] for engine in engines):
@@ -74,6 +75,10 @@ def _print(engines: list[dict[str, Any]], setting: str) -> None:
                 console.print(f"  {target}")
         for problem in engine["problems"]:
             console.print(Text(f"  {problem}", "red"), soft_wrap=True)
+    if not any(engine["version"] for engine in engines):
+        console.print(Text(f"looked in {sys.executable}"), soft_wrap=True)
+        step = "run it in the server's environment, with ddtree installed there: python -m ddtree hooks"
+        console.print(Text.assemble(("next: ", "bold"), step), soft_wrap=True)
     console.print("Transformers: ddtree.hooks.attach(model)")
     state = (
         f"DDTREE_DEBUG is {setting}"

@@ -152,6 +152,8 @@ def tuned(
     other = tuning.key.batch_size
     note = f" (measured at batch size {other})" if other != batch_size else ""
     stderr().print(Text(f"budget auto: {tuning}{note}"), soft_wrap=True)
+    if tuning.noise:
+        stderr().print(Text(tuning.noise, "yellow"), soft_wrap=True)
     if tuning.best.budget == 0:
         pair = replace(pair, drafter=NGramDrafter(pair.plain.vocab_size, 1))
     return pair, tuning.best
@@ -176,6 +178,8 @@ def _require_device(device: str) -> None:
     """Leave if there is no such device."""
     import torch
 
+    if device.partition(":")[0] not in {"cpu", "cuda"}:
+        fail(f"--device {device!r} is not one that ddtree knows", "use cpu, cuda, or cuda:1")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -86,7 +86,9 @@ def tune(
     to the prompts, exactly as decoding them would go, for every budget and
     topk at once. Recommended is what gives most tokens a second. On a CPU
     that often is plain decoding; then it says so. About a minute for the
-    embedded target on two cores.
+    embedded target on two idle cores; time grows with the model, the prompts,
+    --max-new-tokens, the budgets and --rounds, and on a busy machine, where
+    the result is worth little: then it says so too.
 
     Columns "topk ..." hold tokens a round; at "even at" tokens a round trees
     of that budget are as fast as plain decoding.
@@ -179,6 +181,8 @@ def _print(found: "Tuning", where: Path | None, plot: Path | None) -> None:
     best = found.best
     style = "bold green" if best.budget else "bold yellow"
     console.print(Text(str(found), style), soft_wrap=True)
+    if found.noise:
+        console.print(Text(found.noise, "bold yellow"), soft_wrap=True)
     shortest, longest = found.prefix_lens
     console.print(
         Text(

@@ -148,17 +148,27 @@ def _from_folder(folder: Path, dtype: torch.dtype, say: Progress) -> tuple[Any, 
 
 
 def _from_hub_cache(name: str, dtype: torch.dtype, say: Progress) -> tuple[Any, Any]:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_CACHE
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    try:
+        found = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # no name that a model can have
+        found = False
+    if not found:
+        raise InputError(
+            f"target {name!r} is neither 'embedded', nor a folder, nor a .gguf file, nor a model in the "
+            f"local Hugging Face cache {HF_HUB_CACHE} (nothing is downloaded here; run: hf download {name})"
+        )
     say(f"loading {name} from the local Hugging Face cache")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"target {name!r} is neither 'embedded', nor a folder, nor a .gguf file, nor a model in "
-            f"the local Hugging Face cache (nothing is downloaded here; run: hf download {name}): "
-            f"{_first_line(error)}"
+            f"cannot load {name} from the local Hugging Face cache {HF_HUB_CACHE}; if files are missing, "
+            f"run: hf download {name} ({_first_line(error)})"
         ) from error
     return model, tokenizer
 

@@ -302,11 +302,12 @@ class _Run:
         say: _Progress,
     ) -> tuple[Plain, list[Cost]]:
         """Sweep through plain decoding, budget 0 and all budgets."""
-        wanted = 1 + -(-self.rounds // SWEEPS)  # the first of each run warms up, and is left out
         draft: dict[int, list[float]] = {budget: [] for budget in (0, *budgets)}
         verify: dict[int, list[float]] = {budget: [] for budget in (0, *budgets)}
         steps: list[float] = []
-        for sweep in range(SWEEPS):
+        for sweep in range(min(SWEEPS, self.rounds)):
+            timed = (self.rounds + SWEEPS - 1 - sweep) // SWEEPS  # an odd one is the first sweep's
+            wanted = 1 + timed  # the first of each run warms up, and is left out
             order = list(draft) if sweep % 2 == 0 else list(draft)[::-1]
             steps += self._steps(rows, wanted)
             say(SWEEP_UNITS, "timing plain decoding")
@@ -335,7 +336,7 @@ class _Run:
         autoregressive(
             self.plain,
             self.prompts[i],
-            max_new_tokens=min(2 + wanted, self.max_new_tokens),
+            max_new_tokens=min(1 + wanted, self.max_new_tokens),
             stop_ids=self.stops,
             sampling=self.sampling([i]),
             on_tokens=lambda _: moments.append(time.perf_counter()),
@@ -366,7 +367,7 @@ class _Run:
             sampling=self.sampling(chosen),
         )
         full = min(len(one.rounds) for one in found)
-        timed = found[0].rounds[min(1, full - 1) : full]
+        timed = found[0].rounds[min(1, full - 1) : min(wanted, full)]
         return [r.draft_seconds for r in timed], [r.verify_seconds for r in timed]
 
     @staticmethod

@@ -8,6 +8,7 @@ import platform
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from ddtree.spec.errors import InputError
 FORMAT = 1  # raise when what a file holds changes
 NEAR = 0.02
 """Rates that differ by less are taken as equal: then the smaller budget is the better one."""
+SPREAD = 1.5
+"""Quartiles of one cost that lie further apart, upper over lower, are not the machine's own."""
+FALL = 0.8
+"""More rows never cost less than this share of what fewer do."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,21 @@ class Tuning:
         """Of a measured budget."""
         return next(cost for cost in self.costs if cost.budget == budget)
 
+    @property
+    def noise(self) -> str:
+        """Why the costs are not to be trusted, with the numbers; empty where they are."""
+        timed = {f"q_len {cost.q_len}": cost.verify_ms for cost in self.costs}
+        for what, ms in {"plain decoding": self.plain.ms, **timed}.items():
+            if ms.high > SPREAD * ms.low:
+                return _busy(f"{what} took {ms.low:.1f} to {ms.high:.1f} ms (quartiles)")
+        for fewer, more in pairwise(sorted(self.costs, key=lambda cost: cost.q_len)):
+            if more.verify_ms.median < FALL * fewer.verify_ms.median:
+                return _busy(
+                    f"q_len {more.q_len} took {more.verify_ms.median:.1f} ms, less than q_len "
+                    f"{fewer.q_len} with {fewer.verify_ms.median:.1f} ms"
+                )
+        return ""
+
     def even_at(self, budget: int) -> float:
         """Tokens a round at which the budget's trees are as fast as plain decoding."""
         each = self.plain.tokens_per_second / self.key.batch_size
@@ -199,6 +219,7 @@ class Tuning:
             "best": asdict(self.best),
             "best_tree": asdict(self.best_tree),
             "gain": self.gain,
+            "noise": self.noise or None,
         }
 
     @classmethod
@@ -356,6 +377,10 @@ def processor() -> str:
         lines = []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
+
+
+def _busy(why: str) -> str:
+    return f"this machine was busy while measuring; measure again: {why}"
 
 
 def _short(name: str) -> str:

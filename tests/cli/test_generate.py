@@ -170,6 +170,7 @@ def test_an_interruption_tells_what_there_is(
     result = run(*args)
     assert result.exit_code == 130
     assert "interrupted" in result.stderr
+    assert "\ninterrupted\n" in result.output  # the text's line has ended
     assert "in 2 verify passes" in result.stdout
     assert "compared with plain decoding: no: interrupted" in result.stdout
     left = 2
@@ -254,7 +255,10 @@ def test_what_the_paged_attention_cannot_serve_is_refused(run: Run, tiny_folder:
     for options, reason in {
         ("--attention", "paged"): "layer 0 (LlamaAttention) has a head_dim of 8",
         ("--attention", "flash"): "'flash' is not one of auto, dense, paged",
-        ("--device", "toaster"): "--device 'toaster'",
+        (
+            "--device",
+            "toaster",
+        ): "--device 'toaster' is not one that ddtree knows\nnext: use cpu, cuda",
     }.items():
         result = run("generate", PROMPT, "--target", tiny_folder, *options)
         assert result.exit_code == 2
@@ -296,15 +300,19 @@ def test_prompts_come_from_files(run: Run, tiny_folder: Path, tmp_path: Path) ->
         report = json.loads(run("generate", "--prompts", *given, *args).stdout)
         assert [one["prompt"] for one in report["requests"]] == expected
     for text, reason in (
-        ('"a"\n{"text": "b"}\n', "prompt 2 is neither a string nor an object"),
-        ("a b", "prompt 1 is not JSON"),
+        ('"a"\n{"text": "b"}\n', "line 2: neither a string nor an object"),
+        ("a b", "line 1: not JSON"),
     ):
         objects.write_text(text)
         result = run("generate", "--prompts", objects, *args)
         assert (result.exit_code, result.stdout) == (2, "")
         assert reason in " ".join(result.stderr.split())
-    lines.write_bytes(b"\xff")
-    assert "is not UTF-8 text" in run("generate", "--prompts", lines, *args).stderr
+        assert 'next: give a JSON value a line, "text" or' in " ".join(result.stderr.split())
+    lines.write_bytes(b"a\nb\n\xe9t\xe9\n")
+    told = run("generate", "--prompts", lines, *args).stderr
+    assert (
+        f"{lines}, line 3: not UTF-8" in told and f"-f latin1 -t utf-8 {lines} > utf8.txt" in told
+    )
     lines.write_text("\n")
     assert "there is no prompt" in run("generate", "--prompts", lines, *args).stderr
     assert run("generate", "--prompts", tmp_path / "none", *args).exit_code == 2
@@ -361,6 +369,7 @@ def test_a_batch_that_is_interrupted_tells_of_each(
     result = run(*args, "--batch-size", 2)
     assert result.exit_code == 130
     assert "no: interrupted" in result.stdout
+    assert "the first token comes with the prompt, and is in no verify pass" in result.stdout
     left = 3
     report = json.loads(run(*args, "--batch-size", 2, "--json").stdout)
     assert report["interrupted"] is True

@@ -1,6 +1,7 @@
 """``ddtree hooks``: what is installed here, and whether it would be hooked."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_no_engine_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     result = run("hooks")
     assert result.exit_code == 0
     assert "SGLang: not installed here" in result.stdout
+    assert f"looked in {sys.executable}\nnext: run it in the server's environment" in result.stdout
     assert "DDTREE_DEBUG is unset: nothing is hooked until it is" in result.stdout
 
 

@@ -1,11 +1,12 @@
 """``ddtree tune`` with a small real model, and ``ddtree generate --budget auto`` after it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddtree.decoding.tuning_results import Tuning, stored
+from ddtree.decoding.tuning_results import Times, Tuning, store, stored
 from tests.cli.conftest import Run
 
 
@@ -64,6 +65,10 @@ def test_auto_needs_a_result_and_uses_it(
 
     assert run(*tune_args).exit_code == 0
     (tuning,) = stored()
+    busy = replace(tuning, plain=replace(tuning.plain, ms=Times(1.0, 1.0, 2.0)))
+    store(busy)
+    assert busy.noise in run(*args, "--max-new-tokens", 2).stderr
+    store(tuning)
     result = run(*args, "--max-new-tokens", 12)
     assert result.exit_code == 0, result.stderr
     assert f"budget auto: {tuning}" in result.stderr

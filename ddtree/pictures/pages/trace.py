@@ -52,11 +52,11 @@ def trace_page(
     views = [[round_view(stats, texts.token) for stats in one.rounds] for one in prompts]
     rounds = sum(map(len, views))
     tokens = sum(len(one.token_ids) for one in prompts)
-    # the first token of each prompt comes with the prompt
     per_round = (tokens - sum(bool(one.token_ids) for one in prompts)) / rounds if rounds else 0.0
     title = f"{per_round:.2f} tokens a round" if rounds else "No round was needed"
     depths = by_depth(view for own in views for view in own)
-    numbers = {**about, "tokens": f"{tokens:,}", "rounds": f"{rounds:,}"}
+    first = "the first of each prompt comes with the prompt, in no round"
+    numbers = {**about, "tokens": f"{tokens:,} ({first})", "rounds": f"{rounds:,}"}
     articles = [_prompt(p, one, views[p], texts) for p, one in enumerate(prompts)]
     return title, page(
         title,
