@@ -226,9 +226,7 @@ def test_an_unknown_property_is_refused(run: Run) -> None:
 def test_nothing_is_left_in_the_folder(folder: Path, verb: str) -> None:
     """A process of its own writes neither hypothesis' files nor an empty folder for cases."""
     (folder / "mine.py").write_text(MINE)
-    some = (
-        ("--examples", "3", "--only", "visible set, r") if verb == "conform" else ("--calls", "5")
-    )
+    some = ("--examples", "40", "--only", "visible") if verb == "conform" else ("--calls", "5")
     command = [sys.executable, "-B", "-m", "ddtree", verb, "mine.py:Mine", *some]
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
