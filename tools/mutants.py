@@ -36,7 +36,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "spec/layout.py": ("tests/spec/test_layout.py", "tests/spec/test_bad_input.py"),
     "spec/accept.py": ("tests/spec/test_accept.py", "tests/spec/test_bad_input.py"),
     "spec/commit.py": ("tests/spec/test_commit.py", "tests/spec/test_bad_input.py"),
-    "spec/attention.py": ("tests/spec/test_attention.py", "tests/spec/test_bad_input.py"),
+    "spec/attention.py": (
+        "tests/spec/test_attention.py",
+        "tests/spec/test_buffers.py",
+        "tests/spec/test_bad_input.py",
+    ),
     "spec/buffers.py": ("tests/spec/test_buffers.py", "tests/spec/test_bad_input.py"),
     "spec/round.py": ("tests/spec/test_round.py", "tests/spec/test_bad_input.py"),
     "spec/sampling.py": ("tests/spec/test_sampling.py", "tests/spec/test_accept.py"),
