@@ -66,6 +66,21 @@ def _store(into, first, second, half, is_half, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
+def _keep(
+    into, pool, slots, row, kv_head,
+    first, second, half, is_half, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Write a key's or value's head into the rows, and into the pool where there is one."""
+    inner = row_offset(kv_head, HEAD_DIM, 0)
+    _store(
+        into + row_offset(row, KV_HEADS * HEAD_DIM, inner), first, second, half, is_half, HEAD_DIM
+    )
+    if slots is not None:
+        place = row_offset(tl.load(slots + row), KV_HEADS * HEAD_DIM, inner)
+        _store(pool + place, first, second, half, is_half, HEAD_DIM)
+
+
+@triton.jit
 def heads_kernel(
     rows,  # [T, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM]: queries, keys, values
     cos, sin, positions,  # [entries, HEAD_DIM] twice, [T]
@@ -93,33 +108,15 @@ def heads_kernel(
     elif head < Q_HEADS + KV_HEADS:
         first, second = _normed(first, second, k_weight, half, is_half, eps, HEAD_DIM)
         first, second = _rotated(first, second, cos, sin, angles, half, is_half, HEAD_DIM)
-        inner = row_offset(head - Q_HEADS, HEAD_DIM, 0)
-        _store(
-            key + row_offset(row, KV_HEADS * HEAD_DIM, inner),
-            first,
-            second,
-            half,
-            is_half,
-            HEAD_DIM,
-        )
-        if slots is not None:
-            slot = tl.load(slots + row)
-            place = row_offset(slot, KV_HEADS * HEAD_DIM, inner)
-            _store(key_pool + place, first, second, half, is_half, HEAD_DIM)
+        _keep(
+            key, key_pool, slots, row, head - Q_HEADS,
+            first, second, half, is_half, KV_HEADS, HEAD_DIM,
+        )  # fmt: skip
     else:
-        inner = row_offset(head - Q_HEADS - KV_HEADS, HEAD_DIM, 0)
-        _store(
-            value + row_offset(row, KV_HEADS * HEAD_DIM, inner),
-            first,
-            second,
-            half,
-            is_half,
-            HEAD_DIM,
-        )
-        if slots is not None:
-            slot = tl.load(slots + row)
-            place = row_offset(slot, KV_HEADS * HEAD_DIM, inner)
-            _store(value_pool + place, first, second, half, is_half, HEAD_DIM)
+        _keep(
+            value, value_pool, slots, row, head - Q_HEADS - KV_HEADS,
+            first, second, half, is_half, KV_HEADS, HEAD_DIM,
+        )  # fmt: skip
 
 
 @triton.jit
