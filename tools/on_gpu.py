@@ -61,7 +61,7 @@ def steps(out: Path) -> list[Step]:
         Step(
             "tests",
             (*PYTEST, "-n", workers, "-m", "gpu", *no_exhaustive, *gpu_tests),
-            240,
+            420,
             environment={"DDTREE_PROFILE": "long", "OMP_NUM_THREADS": "1"},
         ),
         Step(
@@ -70,7 +70,7 @@ def steps(out: Path) -> list[Step]:
             300,
         ),
         Step("faults", ("-m", "tests.impl.replay_faults", str(min(12, CORES))), 200),
-        Step("clean", ("-m", "tests.impl.clean_calls", "1000000", "60"), 120),
+        Step("clean", ("-m", "tests.impl.clean_calls", "1000000", "150"), 240),
         Step(
             "sanitize", (*PYTEST, "-p", "no:xdist", *SANITIZED), 240,
             prefix=MEMCHECK, environment=UNCACHED,
