@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=120, help="for each peer")
     parser.add_argument("--examples", type=int, default=150, help="most cases of a property")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="peers at once")
     asked = parser.parse_args()
     unknown = sorted(set(asked.peers) - set(PEERS))
     if unknown:
@@ -53,11 +55,17 @@ def main() -> None:
     device = torch.cuda.get_device_name() if on_gpu else "CPU"
     record = RESULTS / f"conformance-{device.lower().replace(' ', '-')}.json"
     known = json.loads(record.read_text()) if record.is_file() else {"peers": {}}
-    for name in asked.peers or PEERS:
-        print(name, flush=True)
-        known["peers"][name] = run(name, asked)
     known |= {"device": device, "python": platform.python_version()}
-    record.write_text(json.dumps(known, indent=1) + "\n")
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        runs = {pool.submit(run, name, asked): name for name in asked.peers or PEERS}
+        for done in as_completed(runs):
+            name = runs[done]
+            known["peers"][name] = done.result()
+            known["peers"] = {
+                peer: known["peers"][peer] for peer in PEERS if peer in known["peers"]
+            }
+            record.write_text(json.dumps(known, indent=1) + "\n")
+            print(name, flush=True)
     PAGE.parent.mkdir(exist_ok=True)
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("conformance-*.json"))]
     PAGE.write_text(page(records))

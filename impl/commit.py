@@ -103,7 +103,7 @@ def _commit(
     if pools:
         row_words = pools[0][0].numel() * pools[0].element_size() // 4
         block = min(TILE // padded_width, triton.next_power_of_2(row_words))
-        addresses = _addresses(tuple(pool.data_ptr() for pool in pools), pools[0].device)
+        addresses = _addresses(tuple(pool.data_ptr() for pool in pools), pools[0].device)[0]
         move_kernel[(triton.cdiv(row_words, block), batch, len(pools))](
             addresses, src, dst, width, row_words, WIDTH=padded_width, BLOCK=block,
         )  # fmt: skip
@@ -136,6 +136,16 @@ def _require_alike(pools: list[Tensor]) -> None:
 
 
 @cache  # a captured graph may hold on to any of them
-def _addresses(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the pools' addresses on the device; copied once for each set of pools."""
-    return torch.tensor(pointers, dtype=torch.int64, device=device)
+def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the pools' addresses on the device, and on the host; copied once for each set of pools.
+
+    Without a wait: from pinned memory, which has to outlive the copy.
+    """
+    require(
+        device.type != "cuda" or not torch.cuda.is_current_stream_capturing(),
+        "these {} pools are committed to for the first time, and a CUDA graph is being captured: run the "
+        "commit once before the capture",
+        len(pointers),
+    )
+    host = torch.tensor(pointers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True), host

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 import triton
-from jaxtyping import Int, Int64
+from jaxtyping import Int, Int32, Int64
 from torch import Tensor
 
 from ddtree.impl.layout_kernels import plan_kernel, row_inputs_kernel
@@ -47,7 +47,7 @@ def plan_verify(
     Raises:
         InputError: shapes that do not agree, a batch of 0, or sizes whose indptr could overflow int32.
     """
-    batch, rows = tree.token_ids.shape
+    batch = tree.token_ids.shape[0]
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
     require(
         prefix_lens.shape == (batch,),
@@ -72,7 +72,35 @@ def plan_verify(
         None if q_lens is None else list(q_lens.shape),
         batch,
     )
-    max_context = slot_table.shape[1]
+    return _planned(tree.depths, prefix_lens, slot_table, q_lens)
+
+
+def plan_blocks(
+    depths: Int32[Tensor, "B Q"],
+    prefix_lens: Int[Tensor, " B"],
+    slot_table: Int64[Tensor, "B max_context"],
+) -> VerifyLayout:
+    """Lay out blocks of a drafter, which read a prefix each and write nothing: no verify pass.
+
+    Every place has its block, so that block b's rows begin at ``b * Q``: one that is unused reads no prefix.
+    What the layout holds for ``out_cache_loc`` means nothing.
+
+    Args:
+        depths: ``[B, Q]`` of each block's rows.
+        prefix_lens: ``[B]`` entries that each block reads. Negative: an unused place.
+        slot_table: ``[B, max_context]`` slots of each place's entries.
+
+    Raises:
+        InputError: sizes whose indptr could overflow int32.
+    """
+    return _planned(depths, prefix_lens.clamp(min=0), slot_table, None)
+
+
+def _planned(
+    depths: Tensor, prefix_lens: Tensor, slot_table: Tensor, q_lens: Tensor | None
+) -> VerifyLayout:
+    """A layout of full size, filled."""
+    (batch, rows), max_context = depths.shape, slot_table.shape[1]
     require(
         fits_int32(batch * max(max_context, rows)),
         "{} requests of {} entries and {} rows overflow int32's 2147483647: split the batch",
@@ -95,7 +123,7 @@ def plan_verify(
         is_captured=True,
     )
     _plan(
-        tree.depths, prefix_lens, slot_table, q_lens,
+        depths, prefix_lens, slot_table, q_lens,
         layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
         layout.mask_indptr, layout.positions, layout.out_cache_loc,
     )  # fmt: skip

@@ -72,7 +72,7 @@ def steps(out: Path) -> list[Step]:
         Step("faults", ("-m", "tests.impl.replay_faults", str(min(12, CORES))), 200),
         Step("clean", ("-m", "tests.impl.clean_calls", "1000000", "150"), 240),
         Step(
-            "sanitize", (*PYTEST, "-p", "no:xdist", *SANITIZED), 240,
+            "sanitize", (*PYTEST, "-p", "no:xdist", *SANITIZED), 560,
             prefix=MEMCHECK, environment=UNCACHED,
         ),
         Step(
@@ -84,7 +84,7 @@ def steps(out: Path) -> list[Step]:
             120,
         ),
         Step("debug", ("bench/debug.py", "--out", f"{out}/debug-h200.json"), 60),
-        Step("conformance", ("bench/conformance.py", "--seconds", "60"), 300),
+        Step("conformance", ("bench/conformance.py", "--seconds", "60", "--jobs", "4"), 300),
         Step("official", ("bench/official.py", "--out", str(out)), 60, official=True),
         Step("parts", ("bench/parts.py", "--out", f"{out}/parts-h200.json", "--limit", "150"), 240),
         Step("loop", (*on_pair("loop", out), "--limit", "220"), 330, EMBEDDED),

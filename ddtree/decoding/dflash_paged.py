@@ -11,9 +11,9 @@ from torch import Tensor
 from ddtree.decoding.dflash import DFlashDrafter
 from ddtree.decoding.fused import FusedLayers, Norm
 from ddtree.decoding.paged import PagedTarget
-from ddtree.impl import plan_verify
 from ddtree.impl.attention import HEAD_DIMS, block_attention
 from ddtree.impl.layers import add_norm
+from ddtree.impl.layout import plan_blocks
 from ddtree.spec.contracts import Commit, DraftTree, QLen
 from ddtree.spec.errors import require
 from ddtree.spec.index import bit_words
@@ -81,7 +81,7 @@ class PagedDFlash:
     ) -> Float[Tensor, "B horizon vocab"]:
         """Logits of what may follow each root; those of unused places (prefix length -1) mean nothing."""
         self._block.token_ids[:, 0].copy_(roots)
-        layout = plan_verify(self._block, prefix_lens.clamp(min=0), self.target.slot_table)
+        layout = plan_blocks(self._block.depths, prefix_lens, self.target.slot_table)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return block_attention(query, key, value, *self._pools[layer], layout, self._words)

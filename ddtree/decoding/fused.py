@@ -95,7 +95,8 @@ class FusedLayers:
             The rows after the final norm, and the outputs of the watched layers; that of the last one is
             normalised, as Transformers has it.
         """
-        hidden, residual, outputs = x, None, dict[int, Tensor]()
+        hidden, residual = x, None
+        outputs: dict[int, Tensor] = {}  # Dynamo cannot call dict[int, Tensor]
         for i, layer in enumerate(self._layers):
             hidden, residual = _normed(hidden, residual, layer.input_norm)
             if i:

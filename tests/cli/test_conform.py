@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.processes import PYTHONPATH
 
 MINE = '''
 from ddtree import spec
@@ -228,8 +229,7 @@ def test_nothing_is_left_in_the_folder(folder: Path, verb: str) -> None:
     (folder / "mine.py").write_text(MINE)
     some = ("--examples", "40", "--only", "visible") if verb == "conform" else ("--calls", "5")
     command = [sys.executable, "-B", "-m", "ddtree", verb, "mine.py:Mine", *some]
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     environment.pop("HYPOTHESIS_STORAGE_DIRECTORY", None)
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     assert [path.name for path in folder.iterdir()] == ["mine.py"]

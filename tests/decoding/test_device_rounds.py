@@ -206,10 +206,10 @@ def test_samples_repeat_by_seed(sampling: Sampling) -> None:
 
 
 def test_invariants_hold() -> None:
-    """Debug mode finds nothing in the steps of such rounds."""
-    model, todo = model_of(), requests((3, 3))
+    """Debug mode finds nothing in the steps of such rounds, with a place unused and with all of them."""
+    model, todo = model_of(), requests((3, 3), (4, 6))
     with debug():
-        found = decode(target_of(model, 1), drafter_of(model), todo, budget=BUDGET, on_device=True)
+        found = decode(target_of(model, 3), drafter_of(model), todo, budget=BUDGET, on_device=True)
     assert same(found, plain(model, todo))
 
 

@@ -271,7 +271,7 @@ def test_a_model_can_be_made_for_it() -> None:
     register()
     config = PAGED["llama-64"]()
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ddtree")
-    assert PagedTarget(model, max_context=20).layers[1].head_dim == 64
+    assert PagedTarget(model.to(DEVICE), max_context=20).layers[1].head_dim == 64
 
 
 def config_of(kind: str, **changes: Any) -> Any:
@@ -334,7 +334,7 @@ def config_of(kind: str, **changes: Any) -> Any:
 def test_models_that_cannot_be_served_are_refused(config: Any, reason: str) -> None:
     """The message names the layer, and the model keeps the attention that it had."""
     config.vocab_size = VOCAB
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(DEVICE)
     before = model.config._attn_implementation
     with pytest.raises(InputError, match=reason):
         PagedTarget(model, max_context=20)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree.invariants import InvariantViolation
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import PYTHONPATH, ROOT
 
 
 def declare_entry_points() -> None:
@@ -45,7 +44,7 @@ def run_script(module: str, *arguments: str, folder: Path, **environment: str) -
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": PYTHONPATH, **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import PYTHONPATH, ROOT
+
 MAX_STACK = 64
 """Bytes of local memory a thread: the rank kernel at budget 512 spills a few registers."""
 
@@ -35,7 +35,7 @@ def test_every_launch_compiles_with_few_spills(capability: int, budget: int) -> 
     run = subprocess.run(
         [sys.executable, "-m", "tests.impl.compile_round", str(capability), str(budget)],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,
@@ -56,7 +56,7 @@ def test_every_launch_of_a_check_compiles(capability: int) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.impl.compile_check", str(capability), "64"],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import PYTHONPATH, ROOT
+
 MAX_STACK = {
     "80-bfloat16-128": 64,
     "90-bfloat16-128": 64,
@@ -54,7 +54,7 @@ def test_both_launches_compile_with_few_spills(limits: dict[str, int]) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.impl.compile_attention", *limits],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,

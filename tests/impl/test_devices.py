@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.processes import PYTHONPATH
+
 CALLS = """
 import torch, transformers
 from ddtree import Budget, Horizon, impl, spec
@@ -48,7 +48,7 @@ def test_a_cpu_is_refused_with_the_next_step() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-c", CALLS],
-        env=environment | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        env=environment | {"PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
