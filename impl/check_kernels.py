@@ -525,7 +525,10 @@ def sizes_kernel(
         if byte_indptr is not None:
             held_bytes = load_len(byte_indptr, request, is_mine & (request < byte_room))
         else:
-            held_bytes = tl.where((zero + batch) == 1, packed_size, held_bytes)
+            is_alone = (zero + batch) == 1
+            if CAPTURED:  # a buffer may be longer
+                is_alone = is_alone & (packed_size < bytes_)
+            held_bytes = tl.where(is_alone, packed_size, held_bytes)
         held_bytes = tl.where(is_mine, held_bytes, 0)
         report_first(
             held_bytes != bytes_, request, PACKED_LEN, bytes_, held_bytes, state, numbers, room,

@@ -1,6 +1,7 @@
 """Invariants of fixed buffers, as a CUDA graph reads them: room enough, and an inert tail."""
 
 from collections.abc import Iterator
+from math import isfinite
 
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
@@ -69,10 +70,11 @@ def stale_tail(call: Call, sizes: Sizes) -> Iterator[Violation]:
         stale = (known[name][live:] != value).nonzero().flatten()
         if stale.numel():
             at = live + int(stale[0])
+            held = known[name][at].item()  # of a mask of floats it may be no whole number
             yield Violation(
                 None,
                 value,
-                int(known[name][at]),
+                int(held) if isfinite(held) else str(held),
                 (
                     f"{name}[{at}]; the call ends at {live}: left over from a larger call, or this "
                     "call's width is not its own"

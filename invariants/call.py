@@ -236,6 +236,7 @@ def _accept(spec: "Field[Any]", value: Any) -> Any:
             value = value.item()
         require(isinstance(value, int), f"{name} is {value!r}; expected an integer")
         require(kind != "flag" or value in {0, 1}, f"{name} is {value}; expected 0 or 1")
+        require(name != "batch_size" or value >= 0, f"{name} is {value}; the least is 0")
         return bool(value) if kind == "flag" else int(value)
     require(isinstance(value, Tensor), f"{name} is a {type(value).__name__}; expected a tensor")
     wanted, right = _KINDS[kind]

@@ -63,19 +63,24 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     half = _half_configured(found, sizes)
     if call.max_q_len in half and call.max_q_len not in sizes.q_lens:
         return half[call.max_q_len]
+    columns, other_prefix = _columns(found, sizes), _other_prefix(call, sizes)
     causes = [
         cause
         for cause in (
             width,
             *half.values(),
-            *_columns(found, sizes),
+            *columns,
             _cumulated(found, sizes),
             other_order(found, sizes.mask_lens),
-            _other_prefix(call, sizes),
+            other_prefix,
         )
         if cause
     ]
-    return "; or: ".join(causes) if causes else _unknown_prefix(call, sizes)
+    if not causes:
+        return _unknown_prefix(call, sizes)
+    # columns of another width, and a width of one request, may as well be prefixes that are all off alike
+    shifted = "" if columns or other_prefix else _shifted_prefix(call, sizes)
+    return "; or: ".join([*causes, shifted] if shifted else causes)
 
 
 def other_order(found: Sequence[int], right: Sequence[int] | None) -> str:
@@ -193,6 +198,15 @@ def _unknown_prefix(call: Call, sizes: Sizes) -> str:
     return f"the segments fit prefix lengths {prefixes}; this call's are {prefix_lens}"
 
 
+def _shifted_prefix(call: Call, sizes: Sizes) -> str:
+    """Prefixes that are off by one number in all requests."""
+    own = sizes.prefix_lens or []
+    prefixes = prefixes_of_segments(call, sizes.q_lens or [])
+    if prefixes is None or len({a - b for a, b in zip(prefixes, own, strict=True)}) != 1:
+        return ""
+    return f"the segments fit prefix lengths {prefixes}; this call's are {own}"
+
+
 def indptr_wrapped(indptr: Tensor, b: int, end: int | None) -> str:
     """A negative int32 offset is the right one less 2^32."""
     before, found = int(indptr[b]), int(indptr[b + 1])
@@ -214,6 +228,8 @@ def max_q_len(call: Call, sizes: Sizes) -> str:
     """Say what a launch for too few rows leaves out."""
     most = max(sizes.q_lens or [], default=0)
     if call.max_q_len is None or call.max_q_len >= most:
+        return ""
+    if not width_attested(call, sizes):  # the indptrs may be the wrong ones
         return ""
     last = most - 1
     left = f"row {last}" if call.max_q_len == last else f"rows {call.max_q_len} to {last}"
@@ -267,7 +283,7 @@ def positions(found: Tensor, prefix_len: int, depths: Tensor, first_row: int = 0
     if torch.equal(found, prefix_len + rows) and not torch.equal(rows, depths):
         return "positions are prefix_len + row: they go by depth, siblings share one"
     shift = (found - prefix_len - depths).unique()
-    if shift.numel() == 1 and int(shift):
+    if shift.numel() == 1 and int(shift) and prefix_len + int(shift) >= 0:
         return (
             f"every position of the request is off by {int(shift)}: they fit prefix_len "
             f"{prefix_len + int(shift)}, not {prefix_len}: two lengths from two sources"
@@ -396,8 +412,8 @@ def misfit(call: Call, sizes: Sizes) -> str:
     if not reach or reach[0] == end or (call.is_captured and reach[0] < end):
         return ""
     return (
-        f"the mask does not fit width {widths.pop()}: with it the call's entries end at {end}, the "
-        f"mask's at {reach[0]}"
+        f"the mask was not made for width {widths.pop()} and these prefix lengths: with them the call's "
+        f"entries end at {end}, the mask's at {reach[0]}"
     )
 
 
@@ -453,21 +469,25 @@ def packed_columns(found: int, q_len: int, kv_len: int) -> str:
 
 def capacity(size: int, sizes: Sizes) -> str:
     """Explain a flat mask that is too small."""
-    if sizes.q_lens is None or sizes.prefix_lens is None:
+    if sizes.q_lens is None or sizes.prefix_lens is None or not size:
         return ""
     pairs = list(zip(sizes.prefix_lens, sizes.q_lens, strict=True))
-    if size and size == sum(q * p for p, q in pairs):
-        return f"{size} is q_len * prefix_len: it was sized without the tree's own columns"
-    if size and size == sum(index.packed_len(index.mask_len(p, q)) for p, q in pairs):
-        return f"{size} is the bytes of the packed form: bits where the flat form has a byte each"
+    longest, most = max(sizes.prefix_lens, default=0), max(sizes.q_lens, default=0)
     short = sum(index.mask_len(p, q) for p, q in pairs) - size
     last = index.mask_len(*pairs[-1]) if pairs else 0
-    if short == last and len(pairs) > 1:
-        return (
-            f"the missing {short} entries are the segment of request {len(pairs) - 1}: the "
-            "mask was made for one request fewer"
-        )
-    return ""
+    causes = {
+        f"{size} is q_len * prefix_len: it was sized without the tree's own columns": (
+            size == sum(q * p for p, q in pairs)
+        ),
+        f"{size} is {len(pairs)} * {most} rows of the longest prefix, {longest}: it was sized without the "
+        "tree's own columns": size == len(pairs) * most * longest != sum(q * p for p, q in pairs),
+        f"{size} is the bytes of the packed form: bits where the flat form has a byte each": (
+            size == sum(index.packed_len(index.mask_len(p, q)) for p, q in pairs)
+        ),
+        f"the missing {short} entries are the segment of request {len(pairs) - 1}: the mask was made for "
+        "one request fewer": short == last and len(pairs) > 1,
+    }
+    return "; or: ".join(text for text, fits in causes.items() if fits)
 
 
 def row_capacity(size: int, room: int, sizes: Sizes) -> str:
@@ -520,9 +540,13 @@ def _page_of(table: Tensor) -> int:
 
 
 def written_by_depth(rows: Tensor, depths: Tensor) -> str:
-    """Rows share a written slot just where they share a depth."""
+    """Rows share a written slot just where they share a depth, and some do."""
     alike = rows[:, None] == rows[None, :]
     if rows.numel() != depths.numel() or not torch.equal(alike, depths[:, None] == depths[None, :]):
+        return ""
+    if (
+        int(alike.sum()) == rows.numel()
+    ):  # each has its own: another request's row or padding shares it
         return ""
     return "rows of one depth share a slot: KV goes by row, siblings share none"
 

@@ -19,6 +19,7 @@ CASES: dict[str, Callable[[], object]] = {
     "a Call is a captured call, no part of one": lambda: check(CALL),  # type: ignore[arg-type]
     "a Tensor is no part of a captured call": lambda: check(mask=MASK.allowed),  # type: ignore[arg-type]
     "budget is 'a'; expected an integer": lambda: check(budget="a"),
+    "batch_size is -1; the least is 0": lambda: check(batch_size=-1, num_rows=3),
     "there is nothing to check": check,
 }
 

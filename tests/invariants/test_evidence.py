@@ -150,7 +150,8 @@ def test_a_mask_alone_against_one_width(buffered: bool) -> None:
     )
     named = next(v for v in violations(call) if v.invariant == "mask_is_tree")
     assert named.hint == (
-        "the mask does not fit width 8: with it the call's entries end at 192, the mask's at 574"
+        "the mask was not made for width 8 and these prefix lengths: with them the call's entries end at "
+        "192, the mask's at 574"
     )
 
 
@@ -163,6 +164,8 @@ COLUMNS_OF_8 = (
     "width 8"
 )
 
+PREFIX_105 = "the segments fit prefix lengths [105]; this call's are [100]"
+
 
 @pytest.mark.parametrize(
     ("q_lens", "prefixes", "segments", "hint"),
@@ -171,7 +174,7 @@ COLUMNS_OF_8 = (
         ([17, 9], [5, 3], [8 * 22, 8 * 12], ROWS_OF_8),
         ([17, 17], [5, 3], [17 * 13, 17 * 11], COLUMNS_OF_8),
         ([17], [5], [17 * 13], COLUMNS_OF_8),
-        ([3], [100], [3 * 108], COLUMNS_OF_8),
+        ([3], [100], [3 * 108], f"{COLUMNS_OF_8}; or: {PREFIX_105}"),
     ],
 )
 def test_half_configured_widths(

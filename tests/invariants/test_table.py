@@ -54,6 +54,13 @@ CLEAN: dict[str, Callable[[], Call]] = {
     ),
     "ragged": lambda: Call.of(*verify([5, 3], 16, 3, ragged=True, horizon=2)),
     "the metadata alone": lambda: short_mask([5, 3], 17, 714, capture=False),
+    "a packed mask in a longer buffer, its segments not told": lambda: Call(
+        qo_indptr=indptr([2]),
+        kv_indptr=indptr([3]),
+        positions=torch.tensor([3, 4, 0]),
+        packed=torch.tensor([239, 3, 0, 0], dtype=torch.uint8),
+        is_captured=True,
+    ),
     "a shared prefix": lambda: Call(
         kv_indptr=indptr([2, 2]), kv_indices=torch.tensor([4, 7, 4, 9])
     ),

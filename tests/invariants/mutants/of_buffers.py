@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from ddtree.invariants import Call
-from tests.invariants.calls import captured, tables
+from tests.invariants.calls import captured, field, tables
 from tests.invariants.mutants.kinds import Mutant, buffered, short_mask
 
 LIVE = int(tables(2, 5 + 17)[0, 5])
@@ -41,6 +41,16 @@ BUFFERS = [
     ),
     Mutant(
         "buffer_capacity",
+        "rows of the longest context in a mask that may as well lack a request",
+        lambda: short_mask([4, 9, 2], 7, 189, capture=True),
+        None,
+        "at least 252",
+        189,
+        "189 is 3 * 7 rows of the longest prefix, 9: it was sized without the tree's own columns; or: "
+        "the missing 63 entries are the segment of request 2",
+    ),
+    Mutant(
+        "buffer_capacity",
         "a mask one entry too small",
         lambda: short_mask([5, 3], 17, 713, capture=True),
         None,
@@ -54,6 +64,17 @@ BUFFERS = [
         None,
         0,
         7,
+    ),
+    Mutant(
+        "stale_tail",
+        "an additive mask in a flat mask's buffer",
+        lambda: replace(
+            Call.of(*captured()),
+            custom_mask=torch.where(field(Call.of(*captured()), "custom_mask"), 0.0, -torch.inf),
+        ),
+        None,
+        0,
+        "-inf",
     ),
     Mutant(
         "stale_tail",

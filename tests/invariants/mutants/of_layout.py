@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from ddtree.invariants import Call
-from tests.invariants.calls import field, indptr, whole_round
+from tests.invariants.calls import captured, field, indptr, put, whole_round
 from tests.invariants.mutants.kinds import Mutant, change, short_mask, spoil, swap
 
 
@@ -19,6 +19,13 @@ def _clamped(c: Call) -> torch.Tensor:
     slots = field(c, "out_cache_loc").clone()
     slots[10:17] = slots[10]
     return slots
+
+
+def _over_last_node(**sizes: int) -> Call:
+    """The first padding row of request 0 is written where its last node is."""
+    call = whole_round(**sizes)  # type: ignore[arg-type]
+    row = int(field(call, "num_nodes")[0])
+    return put(call, "out_cache_loc", row, int(field(call, "out_cache_loc")[row - 1]))
 
 
 def _over_prefix(c: Call) -> torch.Tensor:
@@ -45,6 +52,18 @@ def _zero_as_one() -> Call:
         call,
         kv_indptr=indptr([5, 1]),
         kv_indices=torch.cat([field(call, "kv_indices"), torch.tensor([-1])]),
+    )
+
+
+def _indptrs_of(width: int) -> Call:
+    """Fixed buffers without tree and mask, where no more is known than what the indptrs say."""
+    layout = captured()[1].layout
+    lens = [width * (p + width) for p in (5, 3)]
+    return replace(
+        Call.of(layout),
+        qo_indptr=indptr([width, width, 0, 0]),
+        mask_indptr=indptr([*lens, 0, 0]),
+        kv_indptr=indptr([5, 3, 0, 0]),
     )
 
 
@@ -231,6 +250,20 @@ LAYOUT = [
         "one writer",
     ),
     Mutant(
+        "write_unique",
+        "a chain's row that padding overwrites",
+        lambda: _over_last_node(topk=1, horizon=7),
+        0,
+        "one writer",
+    ),
+    Mutant(
+        "write_unique",
+        "a root alone in its tree whose slot padding overwrites",
+        lambda: _over_last_node(budget=4, horizon=0),
+        0,
+        "one writer",
+    ),
+    Mutant(
         "write_disjoint",
         "a tree written over another request's prefix",
         change(lambda c: {"out_cache_loc": _over_prefix(c)}),
@@ -352,6 +385,34 @@ LAYOUT = [
         374,
         459,
         "fit prefix lengths [10, 14]; this call's are [5, 3]: [10, 14] are the roots' positions",
+    ),
+    Mutant(
+        "max_q_len",
+        "right, where both indptrs of fixed buffers are of another width",
+        lambda: _indptrs_of(24),
+        None,
+        "at least 24",
+        17,
+    ),
+    Mutant(
+        "positions",
+        "one too few behind no prefix: of no other prefix",
+        lambda: replace(
+            whole_round(prefixes=(0, 3)),
+            positions=field(whole_round(prefixes=(0, 3)), "positions") - 1,
+        ),
+        0,
+        0,
+        -1,
+    ),
+    Mutant(
+        "mask_len",
+        "one request's segment of a windowed prefix: columns of another width would fill it too",
+        lambda: replace(whole_round(prefixes=(20,)), mask_indptr=indptr([17 * (8 + 17)])),
+        0,
+        17 * (20 + 17),
+        17 * (8 + 17),
+        "the columns of width 5; or: the segments fit prefix lengths [8]; this call's are [20]",
     ),
     Mutant(
         "max_q_len",

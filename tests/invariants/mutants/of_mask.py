@@ -68,6 +68,20 @@ MASK = [
     ),
     Mutant(
         "packed_len",
+        "a fixed buffer of the same, its segments not told",
+        lambda: Call(
+            qo_indptr=indptr([10]),
+            prefix_lens=torch.tensor([10]),
+            packed=torch.zeros(19, dtype=torch.uint8),
+            is_captured=True,
+        ),
+        0,
+        25,
+        19,
+        "10 rows of 15 columns",
+    ),
+    Mutant(
+        "packed_len",
         "segments past the last byte (flashinfer #1005)",
         change(lambda c: {"packed": field(c, "packed")[:-1]}),
         None,
