@@ -300,7 +300,9 @@ def _full_blocks(
         position = gl.load(positions + q_start + node, mask=has_row, other=0)
         least_start = gl.max(gl.where(has_row, window_start(position, window), 0))
         full_start = num_blocks(gl.maximum(least_start, 0), BLOCK_N).to(gl.int32)
-        full_start = gl.minimum(gl.maximum(full_start, block), block_stop)
+        # deep rows' windows start past the prefix: what is cut of it ends with it, before the tree
+        prefix_stop = gl.minimum(num_blocks(prefix_len, BLOCK_N), block_stop)
+        full_start = gl.maximum(gl.minimum(full_start, prefix_stop), block)
     full_stop = gl.maximum(gl.minimum(row_of(prefix_len, BLOCK_N), block_stop), full_start)
     return block, full_start, full_stop, block_stop
 
@@ -310,7 +312,8 @@ def _rest_blocks(
     block, full_start, full_stop, block_stop, prefix_blocks, q_start, q_len, tile, masks,
     GROUP: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
-    """How many blocks a window's edge cuts, and with them the prefix's last entries and the tree blocks that a row sees."""
+    """How many blocks need a mask: prefix blocks under a window's edge, with them the prefix's last entries, and
+    with both the tree blocks that a row sees. They are attended in this order."""
     words, words_stride, num_words, _ = masks
     num_front = full_start - block
     last_word = block_start(0, prefix_blocks) - 1
@@ -333,7 +336,9 @@ def _rest_blocks(
             last = gl.where(bits != 0, word[None, :], last)
         last_word = gl.max(gl.max(last, 1), 0)
     tree_stop = prefix_blocks + num_blocks(block_start(last_word + 1, 32), BLOCK_N)
-    return num_front, num_front + gl.maximum(gl.minimum(block_stop, tree_stop) - full_stop, 0)
+    num_pooled = num_front + gl.maximum(gl.minimum(block_stop, prefix_blocks) - full_stop, 0)
+    num_rest = num_front + gl.maximum(gl.minimum(block_stop, tree_stop) - full_stop, 0)
+    return num_front, num_pooled, num_rest
 
 
 @gluon.jit
@@ -445,7 +450,7 @@ def _produce(
 
                 # the others: under the window's edge, the prefix's last entries, the tree
                 prefix_blocks = num_blocks(prefix_len, BLOCK_N)
-                num_front, num_rest = _rest_blocks(
+                num_front, _, num_rest = _rest_blocks(
                     block, full_start, full_stop, block_stop, prefix_blocks, q_start, q_len, tile, masks,
                     GROUP, BLOCK_N,
                 )  # fmt: skip
@@ -643,7 +648,7 @@ def _consume(
                     GROUP, BLOCK_N, HAS_WINDOW,
                 )  # fmt: skip
                 prefix_blocks = num_blocks(prefix_len, BLOCK_N)
-                num_front, num_rest = _rest_blocks(
+                num_front, num_pooled, num_rest = _rest_blocks(
                     block, full_start, full_stop, block_stop, prefix_blocks, q_start, q_len, tile, masks,
                     GROUP, BLOCK_N,
                 )  # fmt: skip
@@ -693,11 +698,8 @@ def _consume(
                         BLOCK_N, STAGES, HAS_SOFTCAP, HAS_WINDOW, False, scores, sums,
                     )  # fmt: skip
                     done += full_stop - full_start
-                    num_pooled = gl.minimum(num_rest, 0)
                     if HAS_SCALES:
                         # what is left of the prefix, still in the pool's units; then the call's
-                        last = gl.maximum(gl.minimum(block_stop, prefix_blocks) - full_stop, 0)
-                        num_pooled = gl.minimum(num_front + last, num_rest)
                         top, total, acc = _attend(
                             num_pooled, 0, q, k_blocks, v_blocks, barriers, done, top, total, acc,
                             pool_scale, softcap, of_masks, of_blocks,
@@ -707,6 +709,8 @@ def _consume(
                         acc *= _factor(value_factor, value_factor_stride, kv_head)
                         if not HAS_SOFTCAP:
                             top *= pool_scale / scale
+                    else:
+                        num_pooled = gl.minimum(num_pooled, 0)
                     top, total, acc = _attend(
                         num_rest - num_pooled, num_pooled,
                         q, k_blocks, v_blocks, barriers, done, top, total, acc,

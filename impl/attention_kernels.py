@@ -269,7 +269,9 @@ def _attend_span(
             full_start = block
             if HAS_WINDOW:
                 full_start = tl.cdiv(tl.maximum(least_start, 0), BLOCK_N).to(tl.int32)
-                full_start = tl.minimum(tl.maximum(full_start, block), block_stop)
+                # deep rows' windows start past the prefix: what is cut of it ends with it, before the tree
+                prefix_stop = tl.minimum(prefix_blocks, block_stop)
+                full_start = tl.maximum(tl.minimum(full_start, prefix_stop), block)
             full_stop = tl.maximum(tl.minimum(prefix_len // BLOCK_N, block_stop), full_start)
             key_head = key_pool + kv_head * pool_stride_head
             value_head = value_pool + kv_head * pool_stride_head

@@ -51,8 +51,10 @@ class Call:
         page_size: int = 1,
         padding: int = 0,
         fp8: bool = False,
+        is_deep: bool = False,
     ) -> None:
-        """Trees with random parents; the last ``padding`` rows of each request are padding."""
+        """Trees with random parents, in deep ones among the two nodes before; the last ``padding`` rows of
+        each request are padding."""
         draw = torch.Generator().manual_seed(sum(q_lens) + 7 * group)
         batch, rows = len(q_lens), max(q_lens)
         num_nodes = torch.tensor([max(1, q - padding) for q in q_lens], dtype=torch.int32)
@@ -60,7 +62,8 @@ class Call:
         depths = torch.zeros(batch, rows, dtype=torch.int32)
         for b in range(batch):
             for node in range(1, int(num_nodes[b])):
-                parents[b, node] = parent = int(torch.randint(0, node, (1,), generator=draw))
+                least = max(node - 2, 0) if is_deep else 0
+                parents[b, node] = parent = int(torch.randint(least, node, (1,), generator=draw))
                 depths[b, node] = depths[b, parent] + 1
         tokens = torch.zeros(batch, rows, dtype=torch.int64)
         tree = spec.DraftTree(tokens, parents, depths, torch.zeros(batch, rows).double(), num_nodes)
@@ -236,7 +239,7 @@ def test_fp8_sizes(
 @pytest.mark.parametrize("num_programs", [1, 5])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 5}, {"window": 70}, {"window": 9, "softcap": 2.0}, {"scale": -0.3}],
+    [{}, {"window": 1}, {"window": 70}, {"window": 9, "softcap": 2.0}, {"scale": -0.3}],
 )
 @pytest.mark.parametrize("fp8", [False, True])
 def test_pool_scales(fp8: bool, options: dict[str, Any], num_programs: int) -> None:

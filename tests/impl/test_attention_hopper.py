@@ -64,6 +64,20 @@ def test_options(head_dim: int, options: dict[str, Any], *, fp8: bool) -> None:
         call.check(CONFIG, num_programs, **options)
 
 
+@pytest.mark.parametrize("is_deep", [False, True])
+@pytest.mark.parametrize("num_programs", [1, 2, 3, 16, 132, 264])
+@pytest.mark.parametrize("pool", ["plain", "scaled", "fp8"])
+def test_windows(pool: str, num_programs: int, *, is_deep: bool) -> None:
+    """Windows that cut the prefix beside a block's end, or all of it, agree, whatever units the pool has."""
+    q_lens, prefixes = [65, 5, 17, 3, 90, 7, 1], [0, 63, 64, 65, 128, 1000, 134]
+    call = Call(
+        q_lens, prefixes, 3, torch.float16, kv_heads=2, head_dim=128, fp8=pool == "fp8", is_deep=is_deep
+    )  # fmt: skip
+    scales = {"key_scale": 0.3, "value_scale": torch.tensor([0.02, 7.0], device="cuda")}
+    for window in (1, 2, 3, 64, 70):
+        call.check(CONFIG, num_programs, window=window, **(scales if pool == "scaled" else {}))
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("num_programs", [1, 132])
 @pytest.mark.parametrize(
