@@ -333,6 +333,9 @@ def compile_one(cell: Cell, config: AttentionConfig) -> str:
 def sweep(out: Path, limit: float, head_dim: int, *, fp8: bool) -> None:
     """Time every candidate on the grid's cells and those with one row less."""
     started, rows = time.monotonic(), []
+    subject = (
+        f"attention-sweep{'' if head_dim == 128 else f'-dim{head_dim}'}{'-fp8' if fp8 else ''}"
+    )
     cells = [replace(cell, head_dim=head_dim, fp8=fp8) for cell in MAIN]
     cells += [cell.one_less for cell in cells]
     heads = {(cell.q_heads, cell.kv_heads): cell for cell in cells}
@@ -365,7 +368,7 @@ def sweep(out: Path, limit: float, head_dim: int, *, fp8: bool) -> None:
         found = [{"config": asdict(config), "us": times[config]} for config in ranking]
         rows.append({**asdict(cell), "floor_us": cell.floor_us, "times": found})
         result = {"machine": machine(), "chosen": asdict(chosen), "cells": rows}
-        (out / result_name("attention-sweep")).write_text(json.dumps(result) + "\n")
+        (out / result_name(subject)).write_text(json.dumps(result) + "\n")
         loss = times[chosen] / times[ranking[0]]
         print(f"{cell}: {times[ranking[0]]:.1f} {ranking[0]}, chosen {loss:.3f}", flush=True)
 

@@ -8,7 +8,10 @@ For the general kernel ``bench/results/attention-sweep-h200.json`` compares 22 c
 on an H200 (bf16, head dim 128). One of them, 64 rows by 64 entries, is chosen for all: its times are 1.6 %
 (geometric mean) above the best of each shape; ``attention.md`` says what to hold against that figure. Widths
 do not enter, because both kernels spread whatever blocks there are evenly over their programs. For head dim
-256 no times were taken: what the compiler reports of registers, spills and shared memory chose.
+256 ``bench/results/attention-sweep-dim256-h200.json`` compares 7 on the same shapes: 64 rows by 64 entries
+with 8 warps is 2.2 % above the best of each, and is chosen on GPUs of compute capability 9, whose shared
+memory it fills. Elsewhere no times were taken: what the compiler reports of registers, spills and shared
+memory chose blocks of 32 entries.
 """
 
 from dataclasses import dataclass
@@ -56,9 +59,9 @@ def choose_config(dtype: torch.dtype, head_dim: int, capability: int = 0) -> Att
         return HopperConfig()
     if dtype is torch.float32:  # no matrix units: small tiles, exact products
         return AttentionConfig(16, 32, num_stages=2)
-    if (
-        head_dim > 128
-    ):  # 4 warps spill 160 bytes a thread on sm_90, 8 none; two such programs do not fit
+    if head_dim > 128 and capability == 9:
+        return AttentionConfig(64, 64, programs_per_sm=1, num_warps=8)
+    if head_dim > 128:  # half the shared memory of that; 4 warps spill 160 bytes a thread on sm_90
         return AttentionConfig(64, 32, programs_per_sm=1, num_warps=8)
     return AttentionConfig(64, 64)
 
