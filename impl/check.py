@@ -193,7 +193,9 @@ class CapturedCheck:
         self._numbers = filled((len(SITES), self.room + 1, kernels.PARTS.value, 2), 0)
         self._record = filled(kernels.RECORD_WORDS, 0)
         on_gpu = self.device.type == "cuda"
-        self._seen = torch.zeros(kernels.RECORD_WORDS, dtype=torch.int64, pin_memory=on_gpu)
+        self._seen = torch.zeros(
+            kernels.RECORD_WORDS, dtype=torch.int64, device="cpu", pin_memory=on_gpu
+        )
         self._side = torch.cuda.Stream(self.device) if on_gpu else None
         self._always_key = self._constant_key()
         if self.level == "full" and self.broken_shapes is None:
@@ -625,7 +627,7 @@ def _decode(words: list[int], batch: int) -> Found:
     for has, word in ((site.expected, kernels.EXPECTED), (site.found, kernels.FOUND)):
         value: int | float | str = words[word.value]
         if site.is_float:
-            value = float(torch.tensor(value, dtype=torch.int64).view(torch.float64))
+            value = float(torch.tensor(value, dtype=torch.int64, device="cpu").view(torch.float64))
         if site.invariant in {"log_probs", "path_score"} and not isfinite(float(value)):
             value = str(value)
         numbers.append(value if has and words[word.value] != NOWHERE else None)
@@ -635,7 +637,7 @@ def _decode(words: list[int], batch: int) -> Found:
 def _shapes_of(call: Call) -> Call:
     """The call with its shapes and dtypes alone: no tensor holds anything, nor takes memory."""
     shapes: dict[str, Any] = {
-        name: torch.zeros((), dtype=value.dtype).expand(value.shape)
+        name: torch.zeros((), dtype=value.dtype, device="cpu").expand(value.shape)
         for name, value in call.known().items()
         if isinstance(value, Tensor)
     }

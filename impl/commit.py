@@ -147,5 +147,5 @@ def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor,
         "commit once before the capture",
         len(pointers),
     )
-    host = torch.tensor(pointers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    host = torch.tensor(pointers, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True), host

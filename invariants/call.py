@@ -6,6 +6,7 @@ invariants that need it are reported as not checked. ``B`` requests, ``Q`` padde
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -33,6 +34,15 @@ def _tensor(kind: str, ndim: int, doc: str) -> Any:
 
 def _number(doc: str, kind: str = "number") -> Any:
     return field(default=None, metadata={"kind": kind, "ndim": 0, "doc": doc})
+
+
+def on_host() -> AbstractContextManager[object]:
+    """Have PyTorch make tensors on the CPU, whatever default device the program around works under.
+
+    Checks look at copies on the CPU; what they make beside them has to lie there too.
+    """
+    is_host = torch.get_default_device().type == "cpu"
+    return nullcontext() if is_host else torch.device("cpu")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree.invariants.call import Call
+from ddtree.invariants.call import Call, on_host
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.sizes import Sizes, claimed_sizes, sizes_of
 from ddtree.invariants.table import TABLE
@@ -52,7 +52,11 @@ def report(call: Call, where: str = "") -> Report:
         InputError: what is given is no ``Call``.
     """
     _require_call(call)
-    call = call.on_cpu()
+    with on_host():
+        return _report(call.on_cpu(), where)
+
+
+def _report(call: Call, where: str) -> Report:
     sizes = sizes_of(call)
     held: list[str] = []
     broken: dict[str, list[Violation]] = {}
@@ -154,22 +158,23 @@ def check_cheaply(*, call: Call, where: str = "") -> None:
     Raises:
         InvariantViolation: as ``check`` raises it.
     """
-    known: dict[str, Any] = {
-        name: value.detach().cpu()
-        if name in _SMALL
-        else torch.zeros((), dtype=value.dtype).expand(value.shape)
-        for name, value in call.known().items()
-        if isinstance(value, Tensor)
-    }
-    claimed = replace(call, **known)
-    sizes = claimed_sizes(claimed)
-    for row in TABLE:
-        if (
-            row.id in CHEAP
-            and not row.missing(claimed, sizes)
-            and any(True for _ in row.check(claimed, sizes))
-        ):
-            check(call=call, where=where)
+    with on_host():
+        known: dict[str, Any] = {
+            name: value.detach().cpu()
+            if name in _SMALL
+            else torch.zeros((), dtype=value.dtype).expand(value.shape)
+            for name, value in call.known().items()
+            if isinstance(value, Tensor)
+        }
+        claimed = replace(call, **known)
+        sizes = claimed_sizes(claimed)
+        for row in TABLE:
+            if (
+                row.id in CHEAP
+                and not row.missing(claimed, sizes)
+                and any(True for _ in row.check(claimed, sizes))
+            ):
+                check(call=call, where=where)
 
 
 def _require_call(call: object) -> None:

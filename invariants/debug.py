@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ddtree.invariants.actions import act, counts
-from ddtree.invariants.call import Call
+from ddtree.invariants.call import Call, on_host
 from ddtree.invariants.capture import dump as dump_call
 from ddtree.invariants.checks import check, check_cheaply
 from ddtree.invariants.recorded import record
@@ -400,7 +400,8 @@ def _compare(look: _Look, shadow: Shadow, result: Any, entry: dict[str, Any]) ->
 def _guard() -> Iterator[None]:
     _checking.on = True
     try:
-        yield
+        with on_host():
+            yield
     finally:
         _checking.on = False
 

@@ -49,9 +49,9 @@ def accept_greedy(
         target_ids.numel() >= rows,
         f"target_ids has shape {list(target_ids.shape)}; the layout has {rows} query rows",
     )
-    nodes = torch.full((batch, horizon + 1), -1, dtype=torch.int32)
-    num_accepted = torch.zeros(batch, dtype=torch.int32)
-    bonus = torch.zeros(batch, dtype=torch.int64)
+    nodes = torch.full((batch, horizon + 1), -1, dtype=torch.int32, device="cpu")
+    num_accepted = torch.zeros(batch, dtype=torch.int32, device="cpu")
+    bonus = torch.zeros(batch, dtype=torch.int64, device="cpu")
 
     for b in range(batch):
         _, q_len = request_lens(layout, b)
@@ -66,7 +66,7 @@ def accept_greedy(
             len(path) <= horizon + 1,
             f"request {b} accepts a path of depth {len(path) - 1}; horizon is {horizon}",
         )
-        nodes[b, : len(path)] = torch.tensor(path, dtype=torch.int32)
+        nodes[b, : len(path)] = torch.tensor(path, dtype=torch.int32, device="cpu")
         num_accepted[b] = len(path)
         bonus[b] = choice
 

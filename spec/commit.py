@@ -63,9 +63,9 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
     )
     paths = [_path(kv, layout, acceptance, b) for b in range(batch)]
 
-    prefix_lens = torch.zeros(batch, dtype=torch.int32)
-    src = torch.full((batch, width), -1, dtype=torch.int64)
-    dst = torch.full((batch, width), -1, dtype=torch.int64)
+    prefix_lens = torch.zeros(batch, dtype=torch.int32, device="cpu")
+    src = torch.full((batch, width), -1, dtype=torch.int64, device="cpu")
+    dst = torch.full((batch, width), -1, dtype=torch.int64, device="cpu")
     for b, path in enumerate(paths):
         prefix_len, q_len = request_lens(layout, b)
         entries = kv.slot_table[b, prefix_len : kv_len(prefix_len, q_len)]  # a view

@@ -133,7 +133,7 @@ def _entry(name: str, indptr: Tensor, i: int) -> int:
 
 def ancestors_or_self(parents: list[int]) -> Bool[Tensor, "q_len q_len"]:
     """Entry (i, j) says whether j is i or an ancestor of i."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
+    seen = torch.eye(len(parents), dtype=torch.bool, device="cpu")
     for node, parent in enumerate(parents):
         require(
             -1 <= parent < node,

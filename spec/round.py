@@ -143,7 +143,7 @@ def _accept(
 
 def new_tokens(tree: DraftTree, acceptance: Acceptance) -> Int64[Tensor, "B H+1"]:
     """Return each request's new tokens: the accepted ones after the root, then the bonus."""
-    tokens = torch.full(acceptance.nodes.shape, -1, dtype=torch.int64)
+    tokens = torch.full(acceptance.nodes.shape, -1, dtype=torch.int64, device="cpu")
     for b, count in enumerate(acceptance.num_accepted.tolist()):
         tokens[b, : count - 1] = tree.token_ids[b, acceptance.nodes[b, 1:count].long()]
         tokens[b, count - 1] = acceptance.bonus[b]

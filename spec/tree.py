@@ -69,11 +69,11 @@ def build_tree(
     kept = min(budget if topk is None else topk, vocab)
 
     q_len = q_len_of(budget)
-    token_ids = torch.zeros(batch, q_len, dtype=torch.int64)
-    parents = torch.full((batch, q_len), -1, dtype=torch.int32)
-    depths = torch.zeros(batch, q_len, dtype=torch.int32)
-    scores = torch.full((batch, q_len), -torch.inf, dtype=torch.float64)
-    num_nodes = torch.zeros(batch, dtype=torch.int32)
+    token_ids = torch.zeros(batch, q_len, dtype=torch.int64, device="cpu")
+    parents = torch.full((batch, q_len), -1, dtype=torch.int32, device="cpu")
+    depths = torch.zeros(batch, q_len, dtype=torch.int32, device="cpu")
+    scores = torch.full((batch, q_len), -torch.inf, dtype=torch.float64, device="cpu")
+    num_nodes = torch.zeros(batch, dtype=torch.int32, device="cpu")
     log_probs = draft_log_probs.detach().float().cpu()
     if from_logits:
         _require_logits(log_probs)

@@ -56,7 +56,9 @@ def steps(out: Path) -> list[Step]:
     """All steps in the order in which they run: what is right first, then how fast."""
     workers = str(max(1, min(15, CORES - 1)))
     no_exhaustive = () if find_spec("z3") else ("--ignore", "tests/impl/test_exhaustive.py")
-    gpu_tests = ("tests/impl", "tests/decoding", "tests/hooks", "tests/train")
+    gpu_tests = tuple(
+        f"tests/{name}" for name in ("impl", "decoding", "hooks", "train", "invariants")
+    )
     return [
         Step(
             "tests",
@@ -84,7 +86,7 @@ def steps(out: Path) -> list[Step]:
             120,
         ),
         Step("debug", ("bench/debug.py", "--out", f"{out}/debug-h200.json"), 60),
-        Step("conformance", ("bench/conformance.py", "--seconds", "60", "--jobs", "4"), 300),
+        Step("conformance", ("bench/conformance.py", "--seconds", "150", "--jobs", "8"), 300),
         Step("official", ("bench/official.py", "--out", str(out)), 60, official=True),
         Step("parts", ("bench/parts.py", "--out", f"{out}/parts-h200.json", "--limit", "150"), 240),
         Step("loop", (*on_pair("loop", out), "--limit", "220"), 330, EMBEDDED),

@@ -17,7 +17,9 @@ from ddtree.invariants.call import Call
 from ddtree.invariants.checks import violations
 from ddtree.invariants.conformance.backend import Backend
 from ddtree.invariants.conformance.failure import WrongResult
+from ddtree.invariants.shadow import copied
 from ddtree.invariants.strategies import VerifyCall
+from ddtree.spec import contracts
 from ddtree.spec.contracts import Acceptance, PagedKV, VerifyLayout
 from ddtree.spec.dtypes import indexable
 from ddtree.spec.mask import read_mask
@@ -54,9 +56,9 @@ class StepCase:
 
 def step_difference(backend: Backend, case: StepCase) -> str:
     """What the backend's function does otherwise than the reference's; empty: nothing."""
-    mine, right = (_copied(case.arguments) for _ in range(2))
+    right = {name: copied(value) for name, value in case.arguments.items()}
     expected = getattr(spec, case.function)(*right.values(), **case.options)
-    found = backend.functions[case.function](*mine.values(), **case.options)
+    found, mine = _run(backend, case)
     try:
         return _COMPARE[case.function](case, found, expected, mine, right)
     except (AttributeError, TypeError):
@@ -65,6 +67,20 @@ def step_difference(backend: Backend, case: StepCase) -> str:
         raise WrongResult(
             f"{case.function} returned a {type(found).__name__}, expected a {type(expected).__name__}"
         ) from None
+
+
+def _run(backend: Backend, case: StepCase) -> tuple[Any, dict[str, Any]]:
+    """The backend's result, and the arguments as it left them; it runs on its device, on copies."""
+    arguments, options = (
+        {name: copied(value, backend.device) for name, value in given.items()}
+        for given in (case.arguments, case.options)
+    )
+    result = backend.functions[case.function](*arguments.values(), **options)
+    is_contract = type(result).__module__ == contracts.__name__
+    return (
+        copied(result) if is_contract else result,
+        {name: copied(value) for name, value in arguments.items()},
+    )
 
 
 def call_of(backend: Backend, case: StepCase) -> Call:
@@ -84,7 +100,7 @@ def call_of(backend: Backend, case: StepCase) -> Call:
         if name in case.arguments:
             known[name] = case.arguments[name]
     try:
-        result = backend.functions[case.function](*_copied(case.arguments).values(), **case.options)
+        result, _ = _run(backend, case)
         return Call.of(*objects, case.arguments.get("acceptance"), result, **known)
     except Exception:  # noqa: BLE001 # it raises, or its result is no contract's: the input alone is told
         return Call.of(*objects, case.arguments.get("acceptance"), **known)
@@ -190,18 +206,6 @@ def _real_rows(call: VerifyCall) -> Tensor:
     starts = call.layout.qo_indptr.tolist()
     nodes = call.tree.num_nodes.tolist()
     return torch.cat([torch.arange(s, s + n) for s, n in zip(starts, nodes, strict=False)])
-
-
-def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with what a commit changes as copies."""
-
-    def copy(value: Any) -> Any:
-        if isinstance(value, PagedKV):
-            keys, values = (tuple(p.clone() for p in pools) for pools in (value.keys, value.values))
-            return PagedKV(keys, values, value.slot_table.clone(), value.page_size)
-        return value
-
-    return {name: copy(value) for name, value in arguments.items()}
 
 
 def paged_kv(call: VerifyCall, layers: int = 2) -> PagedKV:

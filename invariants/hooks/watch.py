@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ddtree.invariants.actions import act, counts
-from ddtree.invariants.call import Call
+from ddtree.invariants.call import Call, on_host
 from ddtree.invariants.capture import dump as dump_call
 from ddtree.invariants.checks import check, check_cheaply
 from ddtree.invariants.settings import Settings, settings
@@ -113,7 +113,7 @@ class Watch:
         captured nothing may come from one.
         """
         try:
-            with torch.device("cpu"):
+            with on_host():
                 yield
         except InvariantViolation:
             raise

@@ -17,7 +17,7 @@ from ddtree.invariants.conformance.attend import AttentionCase
 from ddtree.invariants.conformance.fuzz import conform, hold, ids
 from ddtree.invariants.conformance.properties import PROPERTIES
 from ddtree.invariants.conformance.suite import Conformance
-from ddtree.peers.own import Reference
+from ddtree.peers.own import Impl, Reference
 
 BY_ID = {prop.id: prop for prop in PROPERTIES}
 
@@ -230,3 +230,10 @@ def test_an_unknown_property_is_refused() -> None:
     with pytest.raises(spec.InputError, match=r"no property is called 'speed'.*visible set"):
         list(conform(spec, only="speed"))
     assert len(set(ids())) == len(PROPERTIES)
+
+
+@pytest.mark.gpu
+def test_our_kernels_hold_on_the_device() -> None:
+    """What a property hands to a backend lies on the backend's device, for steps and attention alike."""
+    for result in conform(Impl(), examples=3, seconds=90):
+        assert result.state == "holds", result
