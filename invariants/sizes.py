@@ -446,7 +446,7 @@ def _by_positions(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | No
     """The only widths with which each request's positions begin where its rows do."""
     nodes = _own_lens(call.num_nodes, batch)
     rows = written_rows(call) if total_rows(call) is None else total_rows(call)
-    if nodes is None or rows is None or prefix_lens is None or call.positions is None:
+    if not nodes or rows is None or prefix_lens is None or call.positions is None:
         return None
     if call.depths is None or call.depths.shape[0] != batch or max(nodes) > call.depths.shape[1]:
         return None

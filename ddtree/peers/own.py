@@ -26,6 +26,7 @@ class Impl:
 
     mask_forms = FORMS
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    call_limit = 300.0  # the interpreter is slow, and the compiler at first
     # the interpreter computes nonsense from bf16 operands of tl.dot; float32 is what it is held to
     dtypes = (
         (torch.float32, torch.float16, torch.bfloat16)

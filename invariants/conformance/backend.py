@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ddtree.invariants.conformance.failure import told_of
+from ddtree.invariants.conformance.patience import CALL_LIMIT, Patience
 from ddtree.spec.errors import InputError, require
 from ddtree.spec.mask import Form
 
@@ -56,6 +57,13 @@ class Backend:
     """Takes what ``verify_attention`` takes and returns a function without arguments that does the work
     anew on the same tensors, as a replayed graph does; from the object's ``capture``. None: on a CUDA device
     a real graph is captured, elsewhere ``verify_attention`` is called again."""
+    call_limit: float = CALL_LIMIT
+    """Longest, in seconds, that one call may take before it is taken for endless; from the object's
+    ``call_limit``."""
+    patience: Patience = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patience", Patience(self.call_limit))
 
     @classmethod
     def of(cls, thing: Any, name: str = "") -> "Backend":
@@ -85,7 +93,7 @@ class Backend:
         )
         given = {
             key: value
-            for key in ("mask_forms", "dtypes", "tolerances", "device", "capture")
+            for key in ("mask_forms", "dtypes", "tolerances", "device", "capture", "call_limit")
             if (value := getattr(thing, key, None)) is not None and not inspect.ismodule(value)
         }
         return cls(name or called, found, **given)

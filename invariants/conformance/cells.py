@@ -77,6 +77,12 @@ def sweep(cell: Cell, factor: Number) -> Iterator[Cell]:
     yield from filter(can_be, (at(cell, factor, value) for value in SWEPT[factor]))
 
 
+def plain_sweeps() -> Iterator[Cell]:
+    """Every value of each number in one call of each path."""
+    for factor, (execution, earlier) in product(SWEPT, PATHS):
+        yield from sweep(Cell(branching=True, execution=execution, earlier=earlier), factor)
+
+
 def at(cell: Cell, factor: Number, value: int) -> Cell:
     """The cell with another value of one number."""
     return replace(cell, q_len=value) if factor == "q_len" else replace(cell, prefix_len=value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ddtree.invariants.conformance.patience import Endless
 from ddtree.spec import errors
 
 _OURS = tuple(
@@ -32,10 +33,12 @@ class WrongResult(Exception):
 
 
 def told_of(error: BaseException) -> str:
-    """``it raised ValueError: boom (mine.py:7)``; of a wrong result what it is."""
+    """``it raised ValueError: boom (mine.py:7)``; of a wrong result or a lost call what it is."""
     if isinstance(error, WrongResult):
         return str(error)
     first, place = str(error).strip().splitlines(), place_of(error)
+    if isinstance(error, Endless):
+        return f"it did not return in time: a loop without an end?{f' ({place})' if place else ''}"
     said = f"{type(error).__name__}{': ' + first[0] if first else ''}"
     return f"it raised {said}{f' ({place})' if place else ''}"
 

@@ -190,7 +190,7 @@ def told(difference: Callable[[Backend, Any], str], backend: Backend, case: Case
         Refused: the backend does not take the case.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), backend.patience.for_a_call():
             warnings.simplefilter("ignore")  # a backend's own, of thousands of calls
             return difference(backend, case)
     except (Refused, KeyboardInterrupt):

@@ -19,6 +19,7 @@ from ddtree.invariants.conformance.cells import (
     case_of,
     grid,
     num_nodes,
+    plain_sweeps,
     sweep,
 )
 from ddtree.invariants.conformance.decide import (
@@ -152,6 +153,9 @@ def isolate(
     cells = grid(seed)
     each(cells, 0.6)
     failing = _plainest(tried.values())
+    if failing is None:  # a number that the grid does not have may fail
+        each(plain_sweeps(), 0.7)
+        failing = _plainest(tried.values())
     if failing is not None:
         sweeps: tuple[tuple[Number, float], ...] = (("q_len", 0.75), ("prefix_len", 0.85))
         for factor, share in sweeps:
@@ -204,7 +208,7 @@ def run(backend: Backend, cell: Cell) -> Tried:
     """Call the backend once; which requests came out wrong."""
     case = case_of(cell, backend.dtypes[0])
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), backend.patience.for_a_call():
             warnings.simplefilter("ignore")  # a backend's own, of thousands of calls
             result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
         wrong = oracle.wrong_rows(case, result)

@@ -6,7 +6,7 @@ A property joins by a line in ``PROPERTIES``.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from hypothesis import strategies as hs
@@ -154,18 +154,20 @@ def attention_cases(
     draw: hs.DrawFn,
     backend: Backend,
     max_batch: int,
-    execution: Execution = "eager",
+    execution: Execution | None = "eager",
     dtype: torch.dtype | None = None,
     option: str = "",
 ) -> AttentionCase:
-    """Calls of all sizes; what memory is left of capacity for the oracle's codes is kept to."""
+    """Calls of all sizes, run in one way or, for None, in any; the oracle's capacity is kept to."""
     dtype = backend.dtypes[0] if dtype is None else dtype
     is_oracle = option == "oracle"
+    ways: tuple[Execution, ...] = get_args(Execution) if execution is None else (execution,)
+    way = draw(hs.sampled_from(ways))
     case = AttentionCase(
         draw(calls(max_batch)),
-        execution,
-        draw(calls(max_batch)) if execution == "replay" else None,
-        draw(hs.sampled_from(backend.mask_forms)) if execution == "eager" else "flat",
+        way,
+        draw(calls(max_batch)) if way == "replay" else None,
+        draw(hs.sampled_from(backend.mask_forms)) if way == "eager" else "flat",
         dtype,
         seed=0 if is_oracle else draw(hs.integers(0, 2**16)),
     )
@@ -334,10 +336,10 @@ PROPERTIES: tuple[Property, ...] = (
     _attention("values, float32", "the reference's numbers", dtype=torch.float32),
     _attention("values, float16", "the same in half precision", dtype=torch.float16),
     _attention("values, bfloat16", "the same in bfloat16", dtype=torch.bfloat16),
-    _attention("window", "a window goes by depth, not by row", option="window"),
-    _attention("softcap", "scores are capped before the mask", option="softcap"),
-    _attention("sinks", "a sink takes weight and gives no value", option="sinks"),
-    _attention("log-sum-exp", "the softmax's denominator", option="return_lse"),
+    _attention("window", "a window goes by depth, not by row", option="window", execution=None),
+    _attention("softcap", "scores are capped before the mask", option="softcap", execution=None),
+    _attention("sinks", "a sink takes weight and gives no value", option="sinks", execution=None),
+    _attention("log-sum-exp", "the softmax's denominator", option="return_lse", execution=None),
     _step("accept_greedy", "the path along the target's choices", _accept_cases),
     _step(
         "accept_sampled",

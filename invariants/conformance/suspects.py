@@ -77,7 +77,7 @@ def backend_of(suspect: Suspect, beside: Backend) -> Backend:
 def _outputs(backend: Backend, case: AttentionCase) -> Tensor:
     """The output of the call's rows on the oracle's inputs."""
     rows = int(case.call.layout.qo_indptr[-1])
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), backend.patience.for_a_call():
         warnings.simplefilter("ignore")
         result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
     # what sees nothing is 0 for the reference and NaN for others

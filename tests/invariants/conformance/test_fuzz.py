@@ -125,6 +125,24 @@ def test_an_ignored_option_breaks(prop: str, change: dict[str, Any]) -> None:
     assert hold(Backend.of(verify_attention), BY_ID[prop]).state == "broken"
 
 
+def test_positions_bound_at_capture_break_the_window() -> None:
+    """A replay that windows by the positions of the call that was captured; eager it is right."""
+
+    class Bound:
+        def verify_attention(self, *arguments: Any, window: int | None = None) -> Any:
+            return spec.verify_attention(*arguments, window=window)
+
+        def capture(self, *arguments: Any, **options: Any) -> Callable[[], Any]:
+            layout = replace(arguments[5], positions=arguments[5].positions.clone())
+            held = (*arguments[:5], layout, arguments[6])
+            return lambda: spec.verify_attention(*held, **options)
+
+    result = hold(Backend.of(Bound), BY_ID["window"], examples=120, seconds=3)
+    assert result.state == "broken"
+    assert isinstance(result.case, AttentionCase)
+    assert result.case.execution == "replay"
+
+
 def test_refusals_are_counted_by_reason() -> None:
     """A backend that takes chains of one width alone is held to those."""
 

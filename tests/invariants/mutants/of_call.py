@@ -1,10 +1,12 @@
 """Mutants of the call as a whole."""
 
+from dataclasses import replace
+
 import torch
 
 from ddtree.invariants import Call
 from ddtree.spec.index import INT32_MAX
-from tests.invariants.calls import field
+from tests.invariants.calls import field, verify
 from tests.invariants.mutants.kinds import Mutant, change, swap
 
 # The whole round: prefixes [5, 3], budget 16, 13 nodes in 17 rows each, accepted rows scattered.
@@ -42,6 +44,18 @@ CALL = [
         None,
         [2, 17],
         [2, 9],
+    ),
+    Mutant(
+        "batch",
+        "trees of no request beside a layout of two",
+        lambda: replace(
+            Call.of(*verify([5, 3], 4)),
+            num_nodes=torch.zeros(0, dtype=torch.int32),
+            depths=torch.zeros(0, 5, dtype=torch.int32),
+        ),
+        None,
+        0,
+        2,
     ),
     Mutant(
         "tree_shape",
