@@ -68,7 +68,9 @@ def conform(
     buffers and replays are drawn at random. Attention is also given zero
     queries and keys and powers of two for values: its output is then the
     exact set of entries that each row sees. What fails is shrunk to its
-    smallest case and written to a file.
+    smallest case and written to a file. With any_mask = True an object is
+    held to masks that are no tree's too; a call of over call_limit seconds
+    (60) is interrupted and told as endless.
 
     Exit code: 0 what is offered holds, 1 something is broken, 2 not possible.
 

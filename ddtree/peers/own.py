@@ -15,6 +15,7 @@ class Reference:
     """``ddtree.spec``."""
 
     mask_forms = FORMS
+    any_mask = True
 
     def __getattr__(self, name: str) -> Any:
         """The package's function."""
@@ -25,6 +26,7 @@ class Impl:
     """``ddtree.impl``: on the GPU if there is one, else in Triton's interpreter."""
 
     mask_forms = FORMS
+    any_mask = True
     device = "cuda" if torch.cuda.is_available() else "cpu"
     call_limit = 300.0  # the interpreter is slow, and the compiler at first
     # the interpreter computes nonsense from bf16 operands of tl.dot; float32 is what it is held to

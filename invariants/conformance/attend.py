@@ -15,8 +15,8 @@ from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.failure import WrongResult
 from ddtree.invariants.strategies import VerifyCall
 from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.contracts import QLen
-from ddtree.spec.mask import Form, tree_mask
+from ddtree.spec.contracts import FlatMask, QLen, TreeMask
+from ddtree.spec.mask import Form, convert_mask, tree_mask
 
 Execution = Literal["eager", "buffers", "replay"]
 T = TypeVar("T")
@@ -52,6 +52,18 @@ class AttentionCase:
     options: dict[str, Any] = field(default_factory=dict)
     """Keywords of ``verify_attention``."""
     seed: int = 0
+    is_open: bool = False
+    """Every row sees every entry of its request: a mask that a caller may pass, and no tree's."""
+
+    def flat(self, call: VerifyCall) -> FlatMask:
+        """The flat mask of one of its calls."""
+        if not self.is_open:
+            return tree_mask(call.tree, call.layout, "flat")
+        return FlatMask(torch.ones(int(call.layout.mask_indptr[-1]), dtype=torch.bool))
+
+    def mask(self, call: VerifyCall, form: Form) -> TreeMask:
+        """The same in any form."""
+        return convert_mask(self.flat(call), call.layout, form)
 
     def __str__(self) -> str:
         """``2 requests, q_len 3, 2 nodes of it, prefix_len 0 and 5, page size 4, replay``."""
@@ -68,6 +80,8 @@ class AttentionCase:
         if self.earlier is not None:
             widths = self.earlier.layout.qo_indptr.diff().tolist()
             parts.append(f"after a call of q_len {_listed(widths)}")
+        if self.is_open:
+            parts.append("every entry visible")
         parts += [f"{name} {_plain(value)}" for name, value in self.options.items()]
         return ", ".join(parts)
 
@@ -90,7 +104,7 @@ def attend(backend: Backend, case: AttentionCase, make: Callable[[VerifyCall, in
     calls = [call for call in (case.earlier, case.call) if call is not None]
     slots = max(call.slots.num_slots for call in calls)
     if case.execution == "eager":
-        mask = _moved(tree_mask(case.call.tree, case.call.layout, case.form), device)
+        mask = _moved(case.mask(case.call, case.form), device)
         inputs, layout = make(case.call, slots), _moved(case.call.layout, device)
         return function(*_moved(inputs, device), layout, mask, **options)
 
@@ -110,7 +124,7 @@ def attend(backend: Backend, case: AttentionCase, make: Callable[[VerifyCall, in
 
     def write(call: VerifyCall) -> None:
         tree, layout = _moved(call.tree, device), _moved(call.layout, device)
-        buffers.fill(tree, layout, tree_mask(tree, layout, "flat"))
+        buffers.fill(tree, layout, _moved(case.flat(call), device))
         for into, part in zip(static, make(call, slots), strict=True):
             into.fill_(POISON)
             into[: part.shape[0]] = part.to(device)

@@ -57,6 +57,8 @@ class Backend:
     """Takes what ``verify_attention`` takes and returns a function without arguments that does the work
     anew on the same tensors, as a replayed graph does; from the object's ``capture``. None: on a CUDA device
     a real graph is captured, elsewhere ``verify_attention`` is called again."""
+    any_mask: bool = False
+    """Whether it takes masks that are no tree's; from the object's ``any_mask``."""
     call_limit: float = CALL_LIMIT
     """Longest, in seconds, that one call may take before it is taken for endless; from the object's
     ``call_limit``."""
@@ -93,7 +95,15 @@ class Backend:
         )
         given = {
             key: value
-            for key in ("mask_forms", "dtypes", "tolerances", "device", "capture", "call_limit")
+            for key in (
+                "mask_forms",
+                "dtypes",
+                "tolerances",
+                "device",
+                "capture",
+                "any_mask",
+                "call_limit",
+            )
             if (value := getattr(thing, key, None)) is not None and not inspect.ismodule(value)
         }
         return cls(name or called, found, **given)

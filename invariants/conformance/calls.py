@@ -15,23 +15,32 @@ from ddtree.spec.layout import plan_verify
 
 MAX_Q_LEN = 67
 """Past two words of bits and a tile of 64."""
+OPEN_Q_LEN = 131
+"""Past a tile of 128, for masks that do not hide what lies behind a tile of rows."""
 MAX_PREFIX = 40
 SHAPES = ("chain", "star", "binary", "random")
 
 
 @hs.composite
-def calls(draw: hs.DrawFn, max_batch: int = 3, *, ragged: bool | None = None) -> VerifyCall:
+def calls(
+    draw: hs.DrawFn,
+    max_batch: int = 3,
+    *,
+    ragged: bool | None = None,
+    max_q_len: int = MAX_Q_LEN,
+) -> VerifyCall:
     """Verify passes of up to ``max_batch`` requests; the smallest is one root without a prefix.
 
     Args:
         draw: given by hypothesis.
         max_batch: most requests.
         ragged: whether requests have widths of their own; None: now and then.
+        max_q_len: most rows of a request.
     """
     batch = draw(hs.integers(1, max_batch))
-    widths = hs.one_of(
-        hs.integers(1, MAX_Q_LEN), hs.sampled_from([budget + 1 for budget in AWKWARD_BUDGETS])
-    )
+    awkward = [budget + 1 for budget in AWKWARD_BUDGETS]
+    awkward += [width for width in (128, 129, 130) if width <= max_q_len]
+    widths = hs.one_of(hs.integers(1, max_q_len), hs.sampled_from(awkward))
     width = draw(widths)
     nodes, prefixes, trees = [], [], []
     for _ in range(batch):

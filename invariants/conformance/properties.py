@@ -25,7 +25,7 @@ from ddtree.invariants.conformance.attend import (
     output_of,
 )
 from ddtree.invariants.conformance.backend import Backend
-from ddtree.invariants.conformance.calls import calls
+from ddtree.invariants.conformance.calls import MAX_Q_LEN, OPEN_Q_LEN, calls
 from ddtree.invariants.conformance.steps import (
     StepCase,
     call_of,
@@ -53,6 +53,8 @@ class Property:
     """An argument that the function must take for this."""
     dtype: torch.dtype | None = None
     """A dtype that the backend must take for this."""
+    is_of_any_mask: bool = False
+    """Whether the backend must take masks that are no tree's for this."""
 
     def offered(self, backend: Backend) -> str:
         """Why a backend does not offer this; empty: it does."""
@@ -62,6 +64,8 @@ class Property:
             return f"{self.function} takes no {self.keyword}"
         if self.dtype is not None and self.dtype not in backend.dtypes:
             return f"it takes no {str(self.dtype).removeprefix('torch.')}"
+        if self.is_of_any_mask and not backend.any_mask:
+            return "any_mask is not set: it takes trees alone"
         return ""
 
 
@@ -70,8 +74,9 @@ def captured_call(backend: Backend, case: Case) -> Call:
     if isinstance(case, StepCase):
         return call_of(backend, case)
     call = case.call
+    mask = None if case.is_open else case.flat(call)  # the table knows trees' masks
     return Call.of(
-        call.tree, call.layout, spec.tree_mask(call.tree, call.layout, "flat"),
+        call.tree, call.layout, mask,
         prefix_lens=call.prefix_lens, slot_table=call.slots.table,
         kv_pool_size=call.slots.num_slots, q_lens=call.q_lens,
     )  # fmt: skip
@@ -83,7 +88,7 @@ def arguments_of(case: Case) -> dict[str, Any]:
         return {**case.arguments, **case.options}
     call = case.call
     tensors = random_inputs(case, call, call.slots.num_slots)._asdict()
-    mask = spec.tree_mask(call.tree, call.layout, case.form)
+    mask = case.mask(call, case.form)
     return {**tensors, "layout": call.layout, "mask": mask, **case.options}
 
 
@@ -123,7 +128,7 @@ def value_difference(backend: Backend, case: AttentionCase) -> str:
     inputs = random_inputs(case, call, call.slots.num_slots)
     options = {k: v for k, v in case.options.items() if k != "return_lse"}
     expected, lse = spec.verify_attention(
-        *inputs, call.layout, spec.tree_mask(call.tree, call.layout, "bits"),
+        *inputs, call.layout, case.mask(call, "bits"),
         return_lse=True, compute_dtype=torch.float64, **options,
     )  # fmt: skip
     assert lse is not None
@@ -160,16 +165,18 @@ def attention_cases(
 ) -> AttentionCase:
     """Calls of all sizes, run in one way or, for None, in any; the oracle's capacity is kept to."""
     dtype = backend.dtypes[0] if dtype is None else dtype
-    is_oracle = option == "oracle"
+    is_oracle, is_open = option == "oracle", option == "open"
+    drawn = calls(max_batch, max_q_len=OPEN_Q_LEN if is_open else MAX_Q_LEN)
     ways: tuple[Execution, ...] = get_args(Execution) if execution is None else (execution,)
     way = draw(hs.sampled_from(ways))
     case = AttentionCase(
-        draw(calls(max_batch)),
+        draw(drawn),
         way,
-        draw(calls(max_batch)) if way == "replay" else None,
+        draw(drawn) if way == "replay" else None,
         draw(hs.sampled_from(backend.mask_forms)) if way == "eager" else "flat",
         dtype,
         seed=0 if is_oracle else draw(hs.integers(0, 2**16)),
+        is_open=is_open,
     )
     if is_oracle:
         both = [call for call in (case.earlier, case.call) if call is not None]
@@ -187,7 +194,7 @@ def attention_cases(
             options = {"sinks": torch.linspace(-1, 1, kv_heads * group).to(dtype)}
         case "return_lse":
             options = {"return_lse": True}
-        case "":
+        case "" | "open":
             pass
         case other:
             raise ValueError(other)
@@ -205,8 +212,9 @@ def _attention(id: str, statement: str, **options: Any) -> Property:  # noqa: A0
         statement,
         lambda backend, most: attention_cases(backend, most, **options),
         visible_difference if option == "oracle" else value_difference,
-        keyword="" if option == "oracle" else option,
+        keyword="" if option in {"oracle", "open"} else option,
         dtype=options.get("dtype"),
+        is_of_any_mask=option == "open",
     )
 
 
@@ -336,6 +344,9 @@ PROPERTIES: tuple[Property, ...] = (
     _attention("values, float32", "the reference's numbers", dtype=torch.float32),
     _attention("values, float16", "the same in half precision", dtype=torch.float16),
     _attention("values, bfloat16", "the same in bfloat16", dtype=torch.bfloat16),
+    _attention(
+        "any mask", "the mask alone decides, a tree's or not", option="open", execution=None
+    ),
     _attention("window", "a window goes by depth, not by row", option="window", execution=None),
     _attention("softcap", "scores are capped before the mask", option="softcap", execution=None),
     _attention("sinks", "a sink takes weight and gives no value", option="sinks", execution=None),

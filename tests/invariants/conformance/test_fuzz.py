@@ -125,6 +125,34 @@ def test_an_ignored_option_breaks(prop: str, change: dict[str, Any]) -> None:
     assert hold(Backend.of(verify_attention), BY_ID[prop]).state == "broken"
 
 
+@pytest.mark.parametrize("tile", [64, 128])
+def test_a_causal_stop_breaks_masks_that_are_no_trees(tile: int) -> None:
+    """Keys behind a tile of rows are not read (sglang #39593): no tree shows it, a mask of ones does."""
+
+    def verify_attention(
+        query: Any, key: Any, value: Any, keys: Any, values: Any, *call: Any
+    ) -> Any:
+        layout, mask = call
+        flat = spec.convert_mask(mask, layout, "flat").allowed.clone()
+        for b, prefix_len in enumerate(layout.kv_indptr.diff().tolist()):
+            start, end = layout.mask_indptr[b : b + 2].tolist()
+            q_len = int(layout.qo_indptr[b + 1] - layout.qo_indptr[b])
+            seen = flat[start:end].view(q_len, -1)
+            for first in range(0, q_len, tile):
+                seen[first : first + tile, prefix_len + first + tile :] = False
+        spoilt = spec.FlatMask(flat)
+        return spec.verify_attention(query, key, value, keys, values, layout, spoilt)
+
+    trees_alone = Backend.of(verify_attention)
+    assert BY_ID["any mask"].offered(trees_alone).startswith("any_mask is not set")
+    assert hold(trees_alone, BY_ID["values, float32"], examples=20).state == "holds"
+    result = hold(replace(trees_alone, any_mask=True), BY_ID["any mask"], seconds=4)
+    assert result.state == "broken"
+    assert isinstance(result.case, AttentionCase)
+    assert result.case.call.layout.max_q_len > tile
+    assert "every entry visible" in str(result.case)
+
+
 def test_positions_bound_at_capture_break_the_window() -> None:
     """A replay that windows by the positions of the call that was captured; eager it is right."""
 
