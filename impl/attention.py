@@ -199,13 +199,9 @@ def _attend(
     layout = VerifyLayout(
         qo_indptr, kv_indptr, kv_indices, mask_indptr, QLen(max_q_len), positions, out_cache_loc
     )
-    # the Hopper kernel reads fp8 and scaled pools too; it is chosen for them once it was measured there
-    is_plain = key_pool.dtype == query.dtype and not any(
-        one is not None for one in (key_number, key_scale, value_number, value_scale)
-    )
     is_aligned = all(map(_is_aligned, (key, value, key_pool, value_pool)))
     config = choose_config(
-        query.dtype, query.shape[2], _capability(query.device) if is_plain and is_aligned else 0
+        query.dtype, query.shape[2], _capability(query.device) if is_aligned else 0
     )
     output, lse = attend(
         query, key, value, key_pool, value_pool, layout, words,

@@ -53,7 +53,7 @@ class HopperConfig(AttentionConfig):
 def choose_config(dtype: torch.dtype, head_dim: int, capability: int = 0) -> AttentionConfig:
     """The configuration for a dtype and head dim on a GPU of that compute capability (its major number).
 
-    0 chooses what runs everywhere, and reads fp8 pools.
+    0 chooses what runs everywhere, and reads rows that are not aligned.
     """
     if capability == 9 and head_dim in (64, 128) and dtype is not torch.float32:
         return HopperConfig()

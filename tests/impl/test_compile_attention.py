@@ -32,7 +32,7 @@ LONG_MAX_STACK = {
     "80-bfloat16-256": 64,
     "90-bfloat16-256": 64,
     "90-bfloat16-256-options": 128,
-    "90-bfloat16-256-fp8-general": 64,  # what is chosen for pools of fp8
+    "90-bfloat16-256-fp8": 64,
     "90-float32-64": 64,
     "100-bfloat16-128-fp8": 128,
 }
