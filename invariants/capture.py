@@ -28,6 +28,10 @@ FUNCTION = "ddtree.function"
 VIOLATION = "ddtree.violation"
 """Metadata of a recorded function (``recorded.py``): its name, and what was broken."""
 
+OTHERS = ("argument.", "case.")
+"""What names of tensors begin with that are no fields, and no mistakes either: a recorded function's
+arguments (``recorded.py``), and a stored case of conformance (``conformance/stored.py``)."""
+
 _CLOSE = 0.85
 """How much a name must resemble a field's for a suggestion: one or two letters of a dozen."""
 _NOTES = {
@@ -151,10 +155,7 @@ def read(path: str | Path) -> Captured:
     require(path.is_file(), f"there is no file {path}")
     require_kind(path)
     names, arrays = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    # arguments of a recorded function (recorded.py) are no fields, and no mistakes either
-    other = {
-        n: _meant(n, arrays) for n in names if n not in FIELDS and not n.startswith("argument.")
-    }
+    other = {n: _meant(n, arrays) for n in names if n not in FIELDS and not n.startswith(OTHERS)}
     if not arrays and (dumped := function_in(path)):
         raise InputError(f"{path} holds no field of a captured call: {dumped}")
     require(bool(arrays), _no_field(path, other))

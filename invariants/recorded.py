@@ -2,15 +2,14 @@
 arguments.
 
 ``ddtree check`` reads the fields of the call, ``ddtree replay`` the function and its arguments. The file is
-one of
-safetensors: the arguments' tensors are named ``argument.<path>``, and the structure stands as JSON in the
-file's metadata. Of a KV pool only the slots that the call speaks of are kept. Nothing is ever unpickled.
+one of safetensors: the arguments' tensors are named ``argument.<path>``, and the structure stands as JSON in
+the file's metadata (``packed.py``). Of a KV pool only the slots that the call speaks of are kept.
 """
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,13 @@ from ddtree.invariants.capture import (
     require_writable,
     save,
 )
-from ddtree.spec import contracts
-from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.contracts import PagedKV, VerifyLayout
+from ddtree.invariants.packed import pack, unpack
+from ddtree.spec.contracts import VerifyLayout
 from ddtree.spec.errors import InputError, require
-from ddtree.spec.sampling import Sampling
 
 ARGUMENTS = "ddtree.arguments"
 PREFIX = "argument."
 """What names of tensors begin with that are arguments, no fields of a call."""
-
-_OBJECTS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        contracts.DraftTree, contracts.VerifyLayout, contracts.FlatMask, contracts.PackedMask,
-        contracts.DenseMask, contracts.BitMask, contracts.Acceptance, contracts.Commit, PagedKV, Sampling,
-    )
-}  # fmt: skip
-_POOLS = ("key_pool", "value_pool", "keys", "values")
 
 
 @dataclass(frozen=True)
@@ -55,8 +43,21 @@ class Recorded:
     arguments: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a file holds beside a call: tensors by names of their own, and words by theirs."""
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+
 def record(
-    path: Path, function: str, given: Mapping[str, Any], call: Call | None, why: str = ""
+    path: Path,
+    function: str,
+    given: Mapping[str, Any],
+    call: Call | None,
+    why: str = "",
+    beside: Beside | None = None,
 ) -> Path:
     """Write a function's call: its arguments, as far as they can be written, and the fields of the call.
 
@@ -66,6 +67,7 @@ def record(
         given: its arguments by name.
         call: what an invariant may ask for; None: nothing is known.
         why: what was broken, in one line.
+        beside: what else the file is to hold.
 
     Raises:
         InputError: a place that cannot be written, or nothing to write.
@@ -79,13 +81,16 @@ def record(
     try:
         kept: dict[str, Tensor] = {}
         structure = {
-            name: _plain(value, f"{PREFIX}{name}", kept, slots) for name, value in given.items()
+            name: pack(value, f"{PREFIX}{name}", kept, slots) for name, value in given.items()
         }
     except InputError:  # a target, a model: then the call alone
         pass
     else:
         tensors |= kept
         metadata[ARGUMENTS] = json.dumps(structure)
+    if beside is not None:
+        tensors |= beside.tensors
+        metadata |= beside.metadata
     require(bool(tensors), f"nothing of the call of {function} can be written")
     # every tensor by itself: safetensors refuses tensors that share memory
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
@@ -112,13 +117,7 @@ def read(path: Path) -> Recorded:
         kind_of(path) != ".npz",
         f"{path} names no function: an .npz file holds a call's metadata alone, which `ddtree check` reads",
     )
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names if name.startswith(PREFIX)}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(f"{path} is no safetensors file: {error}") from None
+    metadata, tensors = held(path, PREFIX)
     require(
         FUNCTION in metadata,
         f"{path} names no function: it holds a call's metadata alone, which `ddtree check` reads; debug mode "
@@ -130,10 +129,24 @@ def read(path: Path) -> Recorded:
     )
     try:
         structure = json.loads(metadata[ARGUMENTS])
-        arguments = {name: _made(value, tensors) for name, value in structure.items()}
+        arguments = {name: unpack(value, tensors) for name, value in structure.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: the arguments cannot be read: {error}") from None
     return Recorded(metadata[FUNCTION], arguments)
+
+
+def held(path: Path, prefix: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """A file's metadata, and its tensors whose names begin with ``prefix``.
+
+    Raises:
+        InputError: no safetensors file.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 # no dict
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{path} is no safetensors file: {error}") from None
 
 
 def _slots(given: Mapping[str, Any]) -> Tensor:
@@ -148,55 +161,3 @@ def _slots(given: Mapping[str, Any]) -> Tensor:
         slots.append(table.flatten())
     used: Tensor = torch.cat([part.long() for part in slots]).unique()
     return used
-
-
-def _plain(value: Any, path: str, kept: dict[str, Tensor], slots: Tensor) -> Any:
-    """A value as JSON; its tensors go to ``kept``, named by ``path``."""
-    name = path.rsplit(".", 1)[-1] if not path.rsplit(".", 1)[-1].isdigit() else path.split(".")[-2]
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case torch.dtype():
-            return {"dtype": str(value).removeprefix("torch.")}
-        case Tensor() if name in _POOLS and value.ndim == 3:
-            live = slots[(slots >= 0) & (slots < value.shape[0])].to(value.device)
-            kept[path], kept[f"{path}.slots"] = value[live], live
-            return {"pool": path, "slots": value.shape[0]}
-        case Tensor():
-            kept[path] = value
-            return {"tensor": path}
-        case tuple():
-            return [_plain(item, f"{path}.{i}", kept, slots) for i, item in enumerate(value)]
-        case VerifyBuffers():
-            sizes = ("max_batch", "max_q_len", "max_context", "pad_slot")
-            return {"buffers": {size: getattr(value, size) for size in sizes}}
-    if is_dataclass(value) and type(value).__name__ in _OBJECTS:
-        parts = {
-            f.name: _plain(getattr(value, f.name), f"{path}.{f.name}", kept, slots)
-            for f in fields(value)
-        }
-        return {"object": type(value).__name__, "fields": parts}
-    raise InputError(f"a {type(value).__name__} cannot be written")
-
-
-def _made(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that ``_plain`` told."""
-    match value:
-        case {"dtype": name}:
-            dtype = getattr(torch, name)
-            require(isinstance(dtype, torch.dtype), f"{name} is no dtype")
-            return dtype
-        case {"pool": path, "slots": size}:
-            rows = tensors[path]
-            pool = rows.new_zeros((int(size), *rows.shape[1:]))
-            pool[tensors[f"{path}.slots"]] = rows
-            return pool
-        case {"tensor": path}:
-            return tensors[path]
-        case {"buffers": sizes}:
-            return VerifyBuffers(**sizes)
-        case {"object": name, "fields": parts}:
-            return _OBJECTS[name](**{field: _made(part, tensors) for field, part in parts.items()})
-        case list():
-            return tuple(_made(item, tensors) for item in value)
-    return value

@@ -1,5 +1,6 @@
 """``ddtree conform``: fuzz a third party's functions against the reference."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
-from ddtree.cli.options import Json, Seed, within
+from ddtree.cli.options import Json, Seed, refuse_given, within
 from ddtree.cli.output import (
     BROKEN,
     counted,
@@ -35,6 +36,7 @@ _STYLES = {
 
 
 def conform(
+    ctx: typer.Context,
     backend: BackendName = None,
     only: Annotated[
         str, typer.Option(help="A function, or a part of a property's name.", metavar="NAME")
@@ -50,6 +52,12 @@ def conform(
     out: Annotated[
         Path, typer.Option(help="Folder for the smallest failing cases; made when there is one.")
     ] = Path("ddtree-conform"),
+    case: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run the one case of a file again that a run wrote for a failure.", metavar="FILE"
+        ),
+    ] = None,
     html: Html = None,
     as_json: Json = False,
 ) -> None:
@@ -68,9 +76,10 @@ def conform(
     buffers and replays are drawn at random. Attention is also given zero
     queries and keys and powers of two for values: its output is then the
     exact set of entries that each row sees. What fails is shrunk to its
-    smallest case and written to a file. With any_mask = True an object is
-    held to masks that are no tree's too; a call of over call_limit seconds
-    (60) is interrupted and told as endless.
+    smallest case and written to a file, which --case runs again: by the same
+    function, execution and inputs. With any_mask = True an object is held to
+    masks that are no tree's too; a call of over call_limit seconds (60) is
+    interrupted and told as endless.
 
     Exit code: 0 what is offered holds, 1 something is broken, 2 not possible.
 
@@ -81,12 +90,45 @@ def conform(
       ddtree conform my_engine.tree:Mine
       ddtree conform mine.py:Mine --only "visible set" --seconds 300
       ddtree conform mine.py:Mine --html run.html
+      ddtree conform mine.py:Mine --case ddtree-conform/FILE.safetensors
     """
+    if case is not None:
+        refuse_given(ctx, OF_DRAWING, "with --case: its one case stands in the file")
+        if backend is None:
+            fail(
+                "--case needs the backend to run the case on",
+                f"ddtree conform BACKEND --case {case}",
+            )
     if backend is None:
         list_backends("conform", as_json=as_json)
         return
     if html is not None:
         require_page(html)
+    if case is None:
+        runs_on, results = _drawn(backend, only, examples, seconds, seed, out)
+    else:
+        runs_on, results = _stored(backend, case)
+    data = {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
+    if html is not None:
+        wrote = write_whole(html, conformance(data, Path.cwd())[1])
+    if as_json:
+        print_json(data)
+    else:
+        _print(backend, runs_on, results, is_stored=case is not None)
+        if html is not None:
+            stdout().print(wrote, markup=False, soft_wrap=True)
+    if any(r.state == "broken" for r in results):
+        raise typer.Exit(BROKEN)
+
+
+OF_DRAWING = ("only", "examples", "seconds", "seed", "out")
+"""Parameters of a run that draws its cases."""
+
+
+def _drawn(
+    backend: str, only: str, examples: int, seconds: float, seed: int, out: Path
+) -> "tuple[str, list[Result]]":
+    """What runs the backend, and what came of each property."""
     results: list[Result] = []
     with _folder_for_cases(out) as folder:
         found, runs_on = find(backend, "conform")
@@ -107,17 +149,25 @@ def conform(
     if all(r.state == "not offered" for r in results):
         why = "; ".join(f"{r.property.id!r}: {r.what}" for r in results)
         fail(f"{backend} does not offer what {only!r} asks for ({why})", "offer it, or drop --only")
-    data = {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
-    if html is not None:
-        wrote = write_whole(html, conformance(data, Path.cwd())[1])
-    if as_json:
-        print_json(data)
-    else:
-        _print(backend, runs_on, results, f"--seed {seed} --examples {examples}")
-        if html is not None:
-            stdout().print(wrote, markup=False, soft_wrap=True)
-    if any(r.state == "broken" for r in results):
-        raise typer.Exit(BROKEN)
+    return runs_on, results
+
+
+def _stored(backend: str, file: Path) -> "tuple[str, list[Result]]":
+    """The same of the one case of a file."""
+    found, runs_on = find(backend, "conform")
+    from ddtree.invariants.conformance.fuzz import again
+    from ddtree.spec.errors import InputError
+
+    try:
+        result = again(found, file, backend)
+    except InputError as error:
+        fail(str(error), f"ddtree conform {backend}  (writes one for each failure)")
+    if result.state == "not offered":
+        fail(
+            f"{backend} does not offer what {file} is a case of, {result.property.id!r} ({result.what})",
+            "offer it, or give a case of what it offers",
+        )
+    return runs_on, [result]
 
 
 @contextmanager
@@ -132,7 +182,7 @@ def _folder_for_cases(out: Path) -> Iterator[Path]:
             out.rmdir()
 
 
-def _print(backend: str, runs_on: str, results: "list[Result]", again_with: str) -> None:
+def _print(backend: str, runs_on: str, results: "list[Result]", *, is_stored: bool) -> None:
     console = stdout()
     console.print(Text.assemble((backend, "bold"), f"  ({runs_on})"), soft_wrap=True)
     table = Table(header_style="bold", pad_edge=False)
@@ -150,17 +200,19 @@ def _print(backend: str, runs_on: str, results: "list[Result]", again_with: str)
             console.print()
             console.print(Text(f"{r.property.id}: {r.property.statement}", "bold"), soft_wrap=True)
             found = "smallest found (time was up)" if r.was_cut else "smallest case"
-            console.print(Text(f"  {found}: {r.case}"), soft_wrap=True)
+            console.print(Text(f"  {'case' if is_stored else found}: {r.case}"), soft_wrap=True)
             console.print(Text(f"  {r.what}", "red"), soft_wrap=True)
             if r.property.function == "verify_attention":
-                told = "  the call itself is sound, what the backend makes of it is not"
-                if r.file is not None:
-                    told += f"; ddtree check finds nothing in {r.file}"
-                console.print(Text(told), soft_wrap=True)
-                again = f"ddtree conform {backend} --only {r.property.id!r} {again_with}"
-                console.print(Text(f"  {again}", "cyan"), soft_wrap=True)
-            elif r.file is not None:
+                told = "the call itself is sound, what the backend makes of it is not"
+                console.print(
+                    f"  {told}; ddtree check finds nothing in {r.file}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+            else:
                 console.print(Text(f"  ddtree check {r.file}", "cyan"), soft_wrap=True)
+            again = shlex.join(["ddtree", "conform", backend, "--case", str(r.file)])
+            console.print(Text(f"  {again}", "cyan"), soft_wrap=True)
     broken = sum(r.state == "broken" for r in results)
     held = sum(r.state == "holds" for r in results)
     cases = counted(sum(r.examples for r in results), "case")

@@ -13,16 +13,11 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 
+from ddtree import spec
 from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.failure import told_of
-from ddtree.invariants.conformance.properties import (
-    PROPERTIES,
-    Case,
-    Property,
-    arguments_of,
-    captured_call,
-)
-from ddtree.invariants.recorded import record
+from ddtree.invariants.conformance.properties import PROPERTIES, Case, Property
+from ddtree.invariants.conformance.stored import read, write
 from ddtree.spec.errors import require
 
 MOST = 3
@@ -130,11 +125,27 @@ def hold(
     )
 
 
-def write(folder: Path, backend: Backend, prop: Property, case: Case) -> Path:
-    """Write a case where ``ddtree check`` and ``ddtree replay`` read it."""
-    name = "-".join("".join(c if c.isalnum() else " " for c in f"{backend.name} {prop.id}").split())
-    path = folder / f"{name}.safetensors"
-    return record(path, prop.function, arguments_of(case), captured_call(backend, case))
+def again(backend: Any, path: Path, name: str = "") -> Result:
+    """Hold a backend to one stored case, as the run did that wrote it.
+
+    Raises:
+        InputError: the file holds no case, or one that the reference itself does not pass.
+    """
+    held = Backend.of(backend, name)
+    prop, case = read(path)
+    if why := prop.offered(held):
+        return Result(prop, "not offered", what=why)
+    wrong = told(prop.difference, Backend.of(spec), case)
+    require(not wrong, f"{path}: the reference itself fails this case, so it is damaged: {wrong}")
+    start = time.monotonic()
+    try:
+        what = told(prop.difference, held, case)
+    except Refused as reason:
+        return Result(prop, "refused", refused=Counter([str(reason)]))
+    spent = time.monotonic() - start
+    if not what:
+        return Result(prop, "holds", 1, seconds=spent)
+    return Result(prop, "broken", 1, what=what, case=case, file=path, seconds=spent)
 
 
 class _TimeIsUp(BaseException):

@@ -68,6 +68,56 @@ def test_the_founding_bug_is_found_and_written(run: Run, folder: Path) -> None:
     assert "mask_len is broken in request 0: expected 1, found 64" in checked.stdout
 
 
+def test_a_case_is_run_again_from_its_file(run: Run, folder: Path) -> None:
+    """By the command that the report prints: the same verdict; of a mended backend that it holds."""
+    (folder / "mine.py").write_text(MINE)
+    first = run("conform", "mine.py:Sees", "--only", "values, float16", "--examples", "5")
+    (again,) = [line.strip() for line in first.stdout.splitlines() if " --case " in line]
+    file = "ddtree-conform/mine-py-Sees-values-float16.safetensors"
+    assert again == f"ddtree conform mine.py:Sees --case {file}"
+    second = run(*again.split()[1:])
+    assert second.exit_code == first.exit_code == 1
+    for told in (
+        "values, float16: the same in half",
+        "  output of row 0",
+        "mine.py:Sees: 0 hold, 1",
+    ):
+        lines = [
+            [line for line in r.stdout.splitlines() if line.startswith(told)]
+            for r in (first, second)
+        ]
+        assert lines[0] == lines[1] != []
+    assert "  case: 1 request, q_len 1" in second.stdout
+    whole = json.loads(run("conform", "mine.py:Sees", "--case", file, "--json").stdout)
+    assert [prop["file"] for prop in whole["properties"]] == [file]
+    mended = run("conform", "mine.py:Mine", "--case", file)
+    assert (mended.exit_code, "1 hold, 0 broken, 1 case" in mended.stdout) == (0, True)
+    assert run("conform", "mine.py:Sees", "--case", file, "--html", "p.html").exit_code == 1
+    assert again in (folder / "p.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "step"),
+    [
+        (("--case", "f.npz"), "--case needs the backend", "ddtree conform BACKEND --case f.npz"),
+        (("reference", "--case", "f.npz"), "there is no file f.npz", "ddtree conform reference"),
+        (
+            ("reference", "--case", "f.npz", "--seed", "3"),
+            "--seed cannot be given with --case",
+            "leave out --seed",
+        ),
+    ],
+)
+def test_a_case_that_cannot_be_run_is_refused(
+    run: Run, args: tuple[str, ...], said: str, step: str
+) -> None:
+    """What was wrong, and the next step."""
+    result = run("conform", *args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert f"next: {step}" in result.stderr
+
+
 def test_a_backend_of_ones_own_holds(run: Run, folder: Path) -> None:
     """A class in a file: what holds, what was refused and why; no folder is left behind."""
     (folder / "mine.py").write_text(MINE)
@@ -180,8 +230,6 @@ def test_isolation_is_proposed_where_it_can_help(run: Run, folder: Path) -> None
     nothing = run("isolate", "mine.py:Sees", "--calls", "10")
     assert nothing.exit_code == 0
     assert "not crossed: windows, softcap, sinks, log-sum-exp, values" in nothing.stdout
-    again = "ddtree conform mine.py:Sees --only 'values, float32' --seed 0 --examples 5"
-    assert again in wrong.stdout
     file = "ddtree-conform/mine-py-Sees-values-float32.safetensors"
     assert f"ddtree check finds nothing in {file}" in wrong.stdout
     assert run("check", file).exit_code == 0

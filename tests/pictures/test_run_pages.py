@@ -61,6 +61,7 @@ def test_the_smallest_failing_case_is_drawn(conform: Any, runs: Path) -> None:
     assert len(seen.all("svg", class_="mask")) > 1
     (file,) = [p["file"] for p in conform["properties"] if "buffers" in p["property"]]
     assert f"ddtree replay {file}" in seen.text
+    assert f"ddtree conform founding-bug --case {file}" in seen.text
 
 
 def test_a_case_whose_file_is_gone_is_told_without_a_drawing(conform: Any, tmp_path: Path) -> None:

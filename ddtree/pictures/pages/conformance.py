@@ -64,7 +64,7 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
             ),
             tag("p", f"Not offered by the backend: {missing}.", class_="note") if missing else None,
         ),
-        *(_smallest(p, folder, is_open=i == 0) for i, p in enumerate(broken)),
+        *(_smallest(p, data["backend"], folder, is_open=i == 0) for i, p in enumerate(broken)),
         section("Which factor decides", command(f"ddtree isolate {data['backend']}"))
         if attends
         else None,
@@ -78,23 +78,24 @@ def _told(found: dict[str, Any]) -> str:
     return "; ".join(told)
 
 
-def _smallest(found: dict[str, Any], folder: Path, *, is_open: bool) -> Markup:
+def _smallest(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) -> Markup:
     """The smallest failing case of one property, drawn where its file is at hand."""
     case = "smallest found (time was up)" if found.get("shrinking_was_cut") else "smallest case"
     numbers = {case: found["smallest_case"], "what differs": found["what"]}
     drawn: list[object] = []
     if found.get("file"):
-        drawn = _drawn(found, folder, is_open=is_open)
+        drawn = _drawn(found, backend, folder, is_open=is_open)
     return section(f"✕ {found['property']}: {found['statement']}", facts(numbers), *drawn)
 
 
-def _drawn(found: dict[str, Any], folder: Path, *, is_open: bool) -> list[object]:
+def _drawn(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) -> list[object]:
     written = Path(found["file"])
     places = [written, folder / written, folder / written.name]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         return [tag("p", f"Its file, {written}, is not here, so it is not drawn.", class_="note")]
-    commands = [command(f"ddtree check {written}"), command(f"ddtree replay {written}")]
+    again = (f"conform {backend} --case {written}", f"check {written}", f"replay {written}")
+    commands = [command(f"ddtree {verb}") for verb in again]
     try:
         call = read(file).call
     except InputError as error:

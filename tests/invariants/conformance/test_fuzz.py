@@ -119,10 +119,12 @@ def test_commits_may_move_slots_or_contents() -> None:
 def test_an_ignored_option_breaks(prop: str, change: dict[str, Any]) -> None:
     """Each option has an effect that the reference's numbers show."""
 
-    def verify_attention(*arguments: Any, **options: Any) -> Any:
+    def verify_attention(*arguments: Any, page_size: int, **options: Any) -> Any:  # noqa: ARG001 # an engine's
         return spec.verify_attention(*arguments, **options | change)
 
-    assert hold(Backend.of(verify_attention), BY_ID[prop]).state == "broken"
+    result = hold(Backend.of(verify_attention), BY_ID[prop])
+    assert result.state == "broken"
+    assert "is off by" in result.what
 
 
 @pytest.mark.parametrize("tile", [64, 128])

@@ -1,0 +1,73 @@
+"""Cases on disk: a file that ``ddtree check`` and ``ddtree replay`` read, and that holds the whole case too.
+
+The case is what was drawn: the verify pass with its memory, how it is run (eager, in fixed buffers, captured
+with an earlier call), and the seed and options that its inputs are made from. Its tensors are named
+``case.<path>``; the rest stands as JSON in the file's metadata.
+"""
+
+import json
+from pathlib import Path
+
+from torch import Tensor
+
+from ddtree.invariants.capture import kind_of, require_kind
+from ddtree.invariants.conformance.attend import AttentionCase
+from ddtree.invariants.conformance.backend import Backend
+from ddtree.invariants.conformance.properties import (
+    PROPERTIES,
+    Case,
+    Property,
+    arguments_of,
+    captured_call,
+)
+from ddtree.invariants.conformance.steps import StepCase
+from ddtree.invariants.packed import CONTRACTS, pack, unpack
+from ddtree.invariants.recorded import Beside, held, record
+from ddtree.invariants.strategies import SlotTable, VerifyCall
+from ddtree.spec.errors import InputError, require
+
+PROPERTY, CASE = "ddtree.property", "ddtree.case"
+"""Metadata: which property the case failed, and the case."""
+PREFIX = "case"
+_KINDS = {
+    **CONTRACTS,
+    **{kind.__name__: kind for kind in (AttentionCase, StepCase, VerifyCall, SlotTable)},
+}
+
+
+def write(folder: Path, backend: Backend, prop: Property, case: Case) -> Path:
+    """Write a case of a backend, named by both, with what the backend makes of it."""
+    name = "-".join("".join(c if c.isalnum() else " " for c in f"{backend.name} {prop.id}").split())
+    tensors: dict[str, Tensor] = {}
+    told = json.dumps(pack(case, PREFIX, tensors, kinds=_KINDS))
+    return record(
+        folder / f"{name}.safetensors",
+        prop.function,
+        arguments_of(case),
+        captured_call(backend, case),
+        beside=Beside(tensors, {PROPERTY: prop.id, CASE: told}),
+    )
+
+
+def read(path: Path) -> tuple[Property, Case]:
+    """Read a case, and the property that it failed.
+
+    Raises:
+        InputError: no such file, one without a case, or of another version.
+    """
+    require(path.is_file(), f"there is no file {path}")
+    require_kind(path)
+    metadata, tensors = ({}, {}) if kind_of(path) == ".npz" else held(path, f"{PREFIX}.")
+    require(
+        metadata.keys() >= {PROPERTY, CASE},
+        f"{path} holds no case of ddtree conform, which writes one for each property that is broken",
+    )
+    found = [prop for prop in PROPERTIES if prop.id == metadata[PROPERTY]]
+    require(bool(found), f"{path} is a case of {metadata[PROPERTY]!r}, which is no property here")
+    try:
+        case = unpack(json.loads(metadata[CASE]), tensors, _KINDS)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: the case cannot be read: {error}") from None
+    kind = AttentionCase if found[0].function == "verify_attention" else StepCase
+    require(isinstance(case, kind), f"{path}: its case is none of {found[0].id!r}")
+    return found[0], case
