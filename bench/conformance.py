@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ddtree.invariants.conformance.failure import smallest
 from ddtree.peers import PEERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,7 +134,8 @@ def _table(ran: dict[str, Any]) -> list[str]:
 def _broken(ran: dict[str, Any]) -> list[str]:
     """The smallest failing case of each property that is broken."""
     lines = [
-        f"- `{name}`, {prop['property']}: {prop['what']}. Smallest case: {prop['smallest_case']}."
+        f"- `{name}`, {prop['property']}: {prop['what']}. "
+        f"{smallest(was_cut=prop.get('shrinking_was_cut', False)).capitalize()}: {prop['smallest_case']}."
         for name, peer in ran.items()
         for prop in peer["properties"]
         if prop["state"] == "broken"

@@ -183,6 +183,8 @@ def _folder_for_cases(out: Path) -> Iterator[Path]:
 
 
 def _print(backend: str, runs_on: str, results: "list[Result]", *, is_stored: bool) -> None:
+    from ddtree.invariants.conformance.failure import smallest
+
     console = stdout()
     console.print(Text.assemble((backend, "bold"), f"  ({runs_on})"), soft_wrap=True)
     table = Table(header_style="bold", pad_edge=False)
@@ -199,8 +201,8 @@ def _print(backend: str, runs_on: str, results: "list[Result]", *, is_stored: bo
         if r.state == "broken":
             console.print()
             console.print(Text(f"{r.property.id}: {r.property.statement}", "bold"), soft_wrap=True)
-            found = "smallest found (time was up)" if r.was_cut else "smallest case"
-            console.print(Text(f"  {'case' if is_stored else found}: {r.case}"), soft_wrap=True)
+            called = "case" if is_stored else smallest(was_cut=r.was_cut)
+            console.print(Text(f"  {called}: {r.case}"), soft_wrap=True)
             console.print(Text(f"  {r.what}", "red"), soft_wrap=True)
             if r.property.function == "verify_attention":
                 told = "the call itself is sound, what the backend makes of it is not"

@@ -1,4 +1,4 @@
-"""What a backend's exception is told as, with its place in the backend's own file."""
+"""What a failure is told as: a backend's exception with its place in the backend's own file, and the case."""
 
 import sysconfig
 import traceback
@@ -30,6 +30,11 @@ _LIBRARIES = tuple(
 
 class WrongResult(Exception):
     """A backend returned what cannot be compared; the message says what, and what was expected."""
+
+
+def smallest(*, was_cut: bool) -> str:
+    """What a case is called that shrinking ended with, or that it was at when time was up."""
+    return "smallest found (time was up)" if was_cut else "smallest case"
 
 
 def told_of(error: BaseException) -> str:

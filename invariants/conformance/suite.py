@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ddtree.invariants.conformance.backend import Backend
+from ddtree.invariants.conformance.failure import smallest
 from ddtree.invariants.conformance.fuzz import hold
 from ddtree.invariants.conformance.properties import PROPERTIES, Property
 
@@ -45,8 +46,9 @@ class Conformance:
         )
         if result.state == "refused":
             pytest.skip(f"every case was refused: {', '.join(result.refused)}")
-        found = "smallest found (time was up)" if result.was_cut else "smallest case"
         assert result.state == "holds", (
-            f"{prop.id}: {prop.statement}\n  {found}: {result.case}\n  {result.what}\n"
+            f"{prop.id}: {prop.statement}\n"
+            f"  {smallest(was_cut=result.was_cut)}: {result.case}\n"
+            f"  {result.what}\n"
             f"  ddtree check {result.file}"
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from ddtree.invariants import report as checked
 from ddtree.invariants.capture import read
+from ddtree.invariants.conformance.failure import smallest
 from ddtree.pictures.pages.call import call_pictures
 from ddtree.pictures.pages.markup import Markup, counted, join, table, tag
 from ddtree.pictures.pages.page import command, facts, folded, page, section, state
@@ -80,12 +81,16 @@ def _told(found: dict[str, Any]) -> str:
 
 def _smallest(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) -> Markup:
     """The smallest failing case of one property, drawn where its file is at hand."""
-    case = "smallest found (time was up)" if found.get("shrinking_was_cut") else "smallest case"
-    numbers = {case: found["smallest_case"], "what differs": found["what"]}
+    numbers = {_called(found): found["smallest_case"], "what differs": found["what"]}
     drawn: list[object] = []
     if found.get("file"):
         drawn = _drawn(found, backend, folder, is_open=is_open)
     return section(f"✕ {found['property']}: {found['statement']}", facts(numbers), *drawn)
+
+
+def _called(found: dict[str, Any]) -> str:
+    """What its case is called; a record of an earlier version does not say whether it was cut."""
+    return smallest(was_cut=found.get("shrinking_was_cut", False))
 
 
 def _drawn(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) -> list[object]:
@@ -142,7 +147,7 @@ def record_page(data: dict[str, Any]) -> tuple[str, bytes]:
             join(
                 [
                     tag("b", f"{name}, {p['property']}: "),
-                    f"{p['what']}. Smallest case: {p['smallest_case']}.",
+                    f"{p['what']}. {_called(p).capitalize()}: {p['smallest_case']}.",
                 ]
             ),
         )
