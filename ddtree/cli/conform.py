@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,7 @@ from ddtree.cli.output import (
 from ddtree.cli.report import Html, conformance, require_page
 
 if TYPE_CHECKING:
+    from ddtree.invariants.conformance import Backend
     from ddtree.invariants.conformance.fuzz import Result
 
 _STYLES = {
@@ -104,17 +105,20 @@ def conform(
         return
     if html is not None:
         require_page(html)
-    if case is None:
-        runs_on, results = _drawn(backend, only, examples, seconds, seed, out)
-    else:
-        runs_on, results = _stored(backend, case)
+    with _folder_for_cases(out) if case is None else nullcontext() as folder:
+        found, runs_on = find(backend, "conform")
+        results = (
+            _drawn(found, only, examples, seconds, seed, folder)
+            if case is None
+            else [_stored(found, case)]
+        )
     data = {"backend": backend, "runs_on": runs_on, "properties": [_plain(r) for r in results]}
     if html is not None:
         wrote = write_whole(html, conformance(data, Path.cwd())[1])
     if as_json:
         print_json(data)
     else:
-        _print(backend, runs_on, results, is_stored=case is not None)
+        _print(found, runs_on, results, is_stored=case is not None)
         if html is not None:
             stdout().print(wrote, markup=False, soft_wrap=True)
     if any(r.state == "broken" for r in results):
@@ -126,48 +130,48 @@ OF_DRAWING = ("only", "examples", "seconds", "seed", "out")
 
 
 def _drawn(
-    backend: str, only: str, examples: int, seconds: float, seed: int, out: Path
-) -> "tuple[str, list[Result]]":
-    """What runs the backend, and what came of each property."""
-    results: list[Result] = []
-    with _folder_for_cases(out) as folder:
-        found, runs_on = find(backend, "conform")
-        from ddtree.invariants.conformance.fuzz import conform as run
+    backend: "Backend", only: str, examples: int, seconds: float, seed: int, folder: Path | None
+) -> "list[Result]":
+    """What came of each property, its cases drawn."""
+    from ddtree.invariants.conformance.fuzz import conform as run
 
-        with progress(f"holding {backend} to the reference") as say:
-            for result in run(
-                found,
-                backend,
-                only=only,
-                examples=examples,
-                seconds=seconds,
-                seed=seed,
-                folder=folder,
-            ):
-                say(f"{result.property.id}: {result.state}", passing=True)
-                results.append(result)
+    asked: dict[str, Any] = {
+        "only": only,
+        "examples": examples,
+        "seconds": seconds,
+        "seed": seed,
+        "folder": folder,
+    }
+    results = []
+    with progress(f"holding {backend.name} to the reference") as say:
+        for result in run(backend, **asked):
+            say(f"{result.property.id}: {result.state}", passing=True)
+            results.append(result)
     if all(r.state == "not offered" for r in results):
         why = "; ".join(f"{r.property.id!r}: {r.what}" for r in results)
-        fail(f"{backend} does not offer what {only!r} asks for ({why})", "offer it, or drop --only")
-    return runs_on, results
+        fail(
+            f"{backend.name} does not offer what {only!r} asks for ({why})",
+            "offer it, or drop --only",
+        )
+    return results
 
 
-def _stored(backend: str, file: Path) -> "tuple[str, list[Result]]":
-    """The same of the one case of a file."""
-    found, runs_on = find(backend, "conform")
+def _stored(backend: "Backend", file: Path) -> "Result":
+    """What came of the one case of a file."""
     from ddtree.invariants.conformance.fuzz import again
     from ddtree.spec.errors import InputError
 
     try:
-        result = again(found, file, backend)
+        result = again(backend, file)
     except InputError as error:
-        fail(str(error), f"ddtree conform {backend}  (writes one for each failure)")
+        fail(str(error), f"ddtree conform {backend.name}  (writes one for each failure)")
     if result.state == "not offered":
+        what = f"{result.property.id!r} ({result.what})"
         fail(
-            f"{backend} does not offer what {file} is a case of, {result.property.id!r} ({result.what})",
+            f"{backend.name} does not offer what {file} is a case of, {what}",
             "offer it, or give a case of what it offers",
         )
-    return runs_on, [result]
+    return result
 
 
 @contextmanager
@@ -182,11 +186,11 @@ def _folder_for_cases(out: Path) -> Iterator[Path]:
             out.rmdir()
 
 
-def _print(backend: str, runs_on: str, results: "list[Result]", *, is_stored: bool) -> None:
+def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stored: bool) -> None:
     from ddtree.invariants.conformance.failure import smallest
 
     console = stdout()
-    console.print(Text.assemble((backend, "bold"), f"  ({runs_on})"), soft_wrap=True)
+    console.print(Text.assemble((backend.name, "bold"), f"  ({runs_on})"), soft_wrap=True)
     table = Table(header_style="bold", pad_edge=False)
     for name, ratio in (("property", 5), ("cases", 1), ("result", 10)):
         table.add_column(name, ratio=ratio, overflow="fold", no_wrap=name == "cases")
@@ -213,15 +217,16 @@ def _print(backend: str, runs_on: str, results: "list[Result]", *, is_stored: bo
                 )
             else:
                 console.print(Text(f"  ddtree check {r.file}", "cyan"), soft_wrap=True)
-            again = shlex.join(["ddtree", "conform", backend, "--case", str(r.file)])
+            again = shlex.join(["ddtree", "conform", backend.name, "--case", str(r.file)])
             console.print(Text(f"  {again}", "cyan"), soft_wrap=True)
     broken = sum(r.state == "broken" for r in results)
     held = sum(r.state == "holds" for r in results)
     cases = counted(sum(r.examples for r in results), "case")
-    verdict = f"{backend}: {held} hold, {broken} broken, {cases}"
+    verdict = f"{backend.name}: {held} hold, {broken} broken, {cases}"
     console.print(Text(verdict, "bold red" if broken else "bold green"), soft_wrap=True)
-    if any(r.state == "broken" and r.property.id.startswith("visible set") for r in results):
-        console.print(Text(f"next: ddtree isolate {backend}", "bold"), soft_wrap=True)
+    crossed = "visible set" if "verify_attention" in backend.functions else "plan_verify"
+    if any(r.state == "broken" and r.property.id.startswith(crossed) for r in results):
+        console.print(Text(f"next: ddtree isolate {backend.name}", "bold"), soft_wrap=True)
 
 
 def _result(result: "Result") -> Text:

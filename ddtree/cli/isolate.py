@@ -12,6 +12,7 @@ from ddtree.cli.options import Json, Seed, within
 from ddtree.cli.output import (
     BROKEN,
     counted,
+    fail,
     print_json,
     progress,
     require_place,
@@ -36,7 +37,7 @@ def isolate(
     html: Html = None,
     as_json: Json = False,
 ) -> None:
-    """Find which factor decides where a backend's attention fails, in a sentence.
+    """Find which factor decides where a backend's attention, or plan, fails, in a sentence.
 
     Budget, branching (a chain or a tree), padding (num_nodes < q_len or
     equal), execution (eager, fixed buffers, replay), prefix, batch position
@@ -44,6 +45,9 @@ def isolate(
     saw. The smallest rule that all outcomes bear out is told, with the table
     behind it; where outcomes cannot tell two rules apart, it says so. A cause
     is named only where every failing call bears it out.
+
+    Of a backend without verify_attention the layouts of its plan_verify are
+    compared in the same way, called eagerly.
 
     Not crossed: windows, softcap, sinks, log-sum-exp and values. Those ddtree
     conform holds to the reference.
@@ -66,9 +70,13 @@ def isolate(
         require_page(html)
     found, runs_on = find(backend, "isolate")
     from ddtree.invariants.conformance.isolate import isolate as run
+    from ddtree.spec.errors import InputError
 
-    with progress(f"crossing the factors on {backend}"):
-        isolation = run(found, backend, seconds=seconds, calls=calls, seed=seed)
+    try:
+        with progress(f"crossing the factors on {backend}"):
+            isolation = run(found, backend, seconds=seconds, calls=calls, seed=seed)
+    except InputError as error:
+        fail(str(error), f"ddtree conform {backend}  (holds what it offers to the reference)")
     data = isolation.data() | {"runs_on": runs_on}
     if out is not None:
         import json
@@ -111,7 +119,10 @@ def _print(isolation: "Isolation", runs_on: str) -> None:
         console.print(Text(f"  {first.what}", "red"), soft_wrap=True)
     style = "bold green" if first is None else "bold red"
     console.print(Text(f"{isolation.name} {isolation.sentence}", style), soft_wrap=True)
-    if first is None:
+    if isolation.function == "plan_verify":
+        told = "compared: the layouts of plan_verify; there is no verify_attention to look at"
+        console.print(Text(told), soft_wrap=True)
+    elif first is None:
         other = "not crossed: windows, softcap, sinks, log-sum-exp, values; what holds those:"
         console.print(Text(f"{other} ddtree conform {isolation.name}"), soft_wrap=True)
 

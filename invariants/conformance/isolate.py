@@ -1,4 +1,7 @@
-"""Find which factor decides where a backend fails, as the founding bug was found: cross them, and compare."""
+"""Find which factor decides where a backend fails, as the founding bug was found: cross them, and compare.
+
+Compared is what each row of its attention saw; of a backend without one, the layout that it plans.
+"""
 
 import time
 import warnings
@@ -8,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddtree.invariants.conformance import oracle
-from ddtree.invariants.conformance.attend import attend
+from ddtree.invariants.conformance.attend import AttentionCase, Execution, attend
 from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.causes import cause_of
 from ddtree.invariants.conformance.cells import (
@@ -31,6 +34,7 @@ from ddtree.invariants.conformance.decide import (
     decide,
 )
 from ddtree.invariants.conformance.failure import place_of, told_of
+from ddtree.invariants.conformance.plans import judge
 from ddtree.invariants.conformance.suspects import suspected
 from ddtree.spec.errors import require
 
@@ -57,6 +61,8 @@ class Isolation:
     decision: Decision
     unsteady: tuple[Cell, ...] = ()
     """Cells that came out otherwise when run again."""
+    function: str = "verify_attention"
+    """What was called: the attention, or ``plan_verify`` of a backend that has none."""
     cause: str = ""
     """What explains the failures, where they say so; empty: the rule is all that is known."""
 
@@ -109,6 +115,7 @@ class Isolation:
         """Everything, as plain values: for a report or a file."""
         return {
             "backend": self.name,
+            "function": self.function,
             "sentence": self.sentence,
             "rules": [rule.text for rule in self.decision.rules],
             "factors": [c.factor for rule in self.decision.rules[:1] for c in rule.conditions],
@@ -121,7 +128,7 @@ class Isolation:
 def isolate(
     backend: Any, name: str = "", *, seconds: float = 40.0, calls: int = 10_000, seed: int = 0
 ) -> Isolation:
-    """Cross all factors on a backend's ``verify_attention`` as far as time allows, and decide.
+    """Cross all factors on a backend's attention, or plan, as far as time allows, and decide.
 
     Args:
         backend: what ``Backend.of`` takes.
@@ -131,13 +138,15 @@ def isolate(
         seed: order of the calls.
 
     Raises:
-        InputError: the backend offers no attention.
+        InputError: the backend offers neither.
     """
     held = Backend.of(backend, name)
+    crossed = [name for name in PATHS_OF if name in held.functions]
     require(
-        "verify_attention" in held.functions,
-        f"{held.name} offers no verify_attention; it offers {', '.join(held.functions)}",
+        bool(crossed),
+        f"{held.name} offers neither {' nor '.join(PATHS_OF)}; it offers {', '.join(held.functions)}",
     )
+    function = crossed[0]
     start = time.monotonic()
     tried: dict[Cell, Tried] = {}
 
@@ -148,13 +157,17 @@ def isolate(
             if tried and spent > share:
                 return
             if cell not in tried:
-                tried[cell] = run(held, cell)
+                tried[cell] = run(held, cell, function)
 
-    cells = grid(seed)
+    def had(cells: Iterable[Cell]) -> Iterator[Cell]:
+        """Those of an execution that the function has."""
+        return (cell for cell in cells if cell.execution in PATHS_OF[function])
+
+    cells = list(had(grid(seed)))
     each(cells, 0.6)
     failing = _plainest(tried.values())
     if failing is None:  # a number that the grid does not have may fail
-        each(plain_sweeps(), 0.7)
+        each(had(plain_sweeps()), 0.7)
         failing = _plainest(tried.values())
     if failing is not None:
         sweeps: tuple[tuple[Number, float], ...] = (("q_len", 0.75), ("prefix_len", 0.85))
@@ -162,16 +175,26 @@ def isolate(
             swept = list(sweep(failing.cell, factor))
             each(swept, share)
             for value in _lone(swept, tried, factor):
-                crossed = [at(cell, factor, value) for cell in cells[:MORE]]
-                each(filter(can_be, crossed), share + 0.05)
+                others = [at(cell, factor, value) for cell in cells[:MORE]]
+                each(filter(can_be, others), share + 0.05)
     again = [cell for cell, t in tried.items() if t.failed is not None][:40]
-    unsteady = tuple(cell for cell in again if run(held, cell).failed != tried[cell].failed)
+    unsteady = tuple(
+        cell for cell in again if run(held, cell, function).failed != tried[cell].failed
+    )
     results = tuple(tried.values())
     decision = Decision(()) if unsteady else decide(list(_observations(results)))
-    return Isolation(held.name, results, decision, unsteady, _cause(held, results, decision))
+    cause = _cause(held, results, decision, function)
+    return Isolation(held.name, results, decision, unsteady, function, cause)
 
 
-def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision) -> str:
+PATHS_OF: dict[str, tuple[Execution, ...]] = {
+    "verify_attention": ("eager", "buffers", "replay"),
+    "plan_verify": ("eager",),
+}
+"""What can be crossed, the first that a backend offers, and the executions that it has."""
+
+
+def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision, function: str) -> str:
     """What all failing calls have in common: their exception, a known wrong computation, a number."""
     if len(decision.rules) != 1:
         return ""
@@ -184,7 +207,9 @@ def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision) -> st
         if what.startswith("it raised"):
             return what.replace("it raised", f"every{such} call raises", 1)
         return f"in every{such} call {what}"
-    return suspected(backend, [t.cell for t in failing]) or cause_of(decision.rules[0])
+    if function == "verify_attention" and (what := suspected(backend, [t.cell for t in failing])):
+        return what
+    return cause_of(decision.rules[0])
 
 
 NUMBERS = ("q_len", "num_nodes", "prefix_len")
@@ -204,14 +229,16 @@ def _lone(swept: list[Cell], tried: dict[Cell, Tried], factor: str) -> list[int]
     return fewest if len(fewest) <= 3 else []
 
 
-def run(backend: Backend, cell: Cell) -> Tried:
+def run(backend: Backend, cell: Cell, function: str = "verify_attention") -> Tried:
     """Call the backend once; which requests came out wrong."""
     case = case_of(cell, backend.dtypes[0])
     try:
         with warnings.catch_warnings(), backend.patience.for_a_call():
             warnings.simplefilter("ignore")  # a backend's own, of thousands of calls
-            result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
-        wrong = oracle.wrong_rows(case, result)
+            if function == "plan_verify":
+                wrong, what = judge(backend, case.call)
+            else:
+                wrong, what = _seen(backend, case)
     except Refused as reason:
         return Tried(cell, None, str(reason))
     except KeyboardInterrupt:
@@ -219,8 +246,14 @@ def run(backend: Backend, cell: Cell) -> Tried:
     except BaseException as error:  # noqa: BLE001 # a backend may raise anything, SystemExit too
         ended = f"{type(error).__name__} ({place_of(error) or 'of a built-in'})"
         return Tried(cell, (True,) * cell.batch, told_of(error), ended)
-    failed = tuple(b in wrong for b in range(cell.batch))
-    return Tried(cell, failed, oracle.explain(case, result, wrong) if wrong else "")
+    return Tried(cell, tuple(b in wrong for b in range(cell.batch)), what)
+
+
+def _seen(backend: Backend, case: AttentionCase) -> tuple[list[int], str]:
+    """Requests of which a row sees another set than it should, and what the first of them sees."""
+    result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
+    wrong = oracle.wrong_rows(case, result)
+    return list(wrong), oracle.explain(case, result, wrong) if wrong else ""
 
 
 def _observations(tried: Any) -> Iterator[Observation]:

@@ -58,7 +58,18 @@ def step_difference(backend: Backend, case: StepCase) -> str:
     """What the backend's function does otherwise than the reference's; empty: nothing."""
     right = {name: copied(value) for name, value in case.arguments.items()}
     expected = getattr(spec, case.function)(*right.values(), **case.options)
-    found, mine = _run(backend, case)
+    found, mine = run(backend, case)
+    return compared(case, found, expected, mine, right)
+
+
+def compared(
+    case: StepCase, found: Any, expected: Any, mine: dict[str, Any], right: dict[str, Any]
+) -> str:
+    """What of a result is not as expected, given the arguments as both left them; empty: nothing.
+
+    Raises:
+        WrongResult: the result is of another kind.
+    """
     try:
         return _COMPARE[case.function](case, found, expected, mine, right)
     except (AttributeError, TypeError):
@@ -69,7 +80,7 @@ def step_difference(backend: Backend, case: StepCase) -> str:
         ) from None
 
 
-def _run(backend: Backend, case: StepCase) -> tuple[Any, dict[str, Any]]:
+def run(backend: Backend, case: StepCase) -> tuple[Any, dict[str, Any]]:
     """The backend's result, and the arguments as it left them; it runs on its device, on copies."""
     arguments, options = (
         {name: copied(value, backend.device) for name, value in given.items()}
@@ -100,7 +111,7 @@ def call_of(backend: Backend, case: StepCase) -> Call:
         if name in case.arguments:
             known[name] = case.arguments[name]
     try:
-        result, _ = _run(backend, case)
+        result, _ = run(backend, case)
         return Call.of(*objects, case.arguments.get("acceptance"), result, **known)
     except Exception:  # noqa: BLE001 # it raises, or its result is no contract's: the input alone is told
         return Call.of(*objects, case.arguments.get("acceptance"), **known)

@@ -40,6 +40,13 @@ class Leaves:
         raise SystemExit(0)
 
 
+class Plans:
+    def plan_verify(self, *arguments):
+        layout = spec.plan_verify(*arguments)
+        layout.positions[layout.qo_indptr[1:2]:] += 1
+        return layout
+
+
 class Sees(Mine):
     """Right but for its numbers."""
 
@@ -154,6 +161,26 @@ def test_isolation_of_what_is_right(run: Run, folder: Path) -> None:
     result = run("isolate", "mine.py:Mine", "--calls", "40")
     assert result.exit_code == 0
     assert "nothing fails: 29 calls" in result.stdout
+
+
+def test_isolation_of_a_plan(run: Run, folder: Path) -> None:
+    """A backend without attention is proposed for isolation, and its layouts compared."""
+    (folder / "mine.py").write_text(MINE)
+    wrong = run("conform", "mine.py:Plans", "--examples", "20")
+    assert "next: ddtree isolate mine.py:Plans" in wrong.stdout
+    result = run("isolate", "mine.py:Plans", "--calls", "100", "--html", "page.html")
+    assert result.exit_code == 1, result.stderr
+    assert "mine.py:Plans fails iff the request is not the first" in result.stdout
+    assert "compared: the layouts of plan_verify" in result.stdout
+    assert "plan_verify" in (folder / "page.html").read_text()
+
+
+def test_isolation_of_neither_is_refused(run: Run) -> None:
+    """With what does hold such a backend to the reference."""
+    result = run("isolate", "ddtree.spec:build_tree")
+    assert result.exit_code == 2
+    assert "offers neither verify_attention nor plan_verify; it offers build_tree" in result.stderr
+    assert "next: ddtree conform ddtree.spec:build_tree" in result.stderr
 
 
 @pytest.mark.parametrize("verb", ["conform", "isolate"])

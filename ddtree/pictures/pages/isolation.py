@@ -80,6 +80,7 @@ def _verdict(data: dict[str, Any], decisive: list[str], found: Isolation, *, fai
     numbers["tried"] = (
         f"{counted(calls, 'call')}, {counted(len(found.observations), 'request')}; {failed:,} requests fail"
     )
+    numbers["called"] = data.get("function", "verify_attention")
     numbers["runs on"] = data.get("runs_on", "not known")
     refused = [
         tag("li", f"refused {counted(n, 'call')}: {why}") for why, n in data["refused"].items()

@@ -1,12 +1,21 @@
 """Isolation names the true factor of each fault of the catalogue, and says when it cannot tell."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from ddtree import spec
-from ddtree.catalogue.backends import BACKENDS, Faulty, FaultyBackend, FoundingBug, of_masks
+from ddtree.catalogue.backends import (
+    BACKENDS,
+    Faulty,
+    FaultyBackend,
+    FoundingBug,
+    configured,
+    of_masks,
+)
 from ddtree.invariants.conformance import Backend, Refused
 from ddtree.invariants.conformance.cells import Cell, can_be, case_of, grid, num_nodes
 from ddtree.invariants.conformance.decide import Observation, decide
@@ -119,6 +128,70 @@ def test_refusals_are_no_observations() -> None:
     assert isolate(closed, "it", calls=60).sentence == (
         "cannot tell: it refused every call (closed today)"
     )
+
+
+def planning(spoil: Callable[[spec.VerifyLayout], spec.VerifyLayout]) -> object:
+    """A backend that plans, wrongly, and attends to nothing."""
+
+    def plan_verify(*arguments: Any) -> Any:
+        return spoil(spec.plan_verify(*arguments))
+
+    return plan_verify
+
+
+def moved_later(layout: spec.VerifyLayout) -> spec.VerifyLayout:
+    """The positions of all requests but the first are off."""
+    positions = layout.positions.clone()
+    positions[int(layout.qo_indptr[1]) :] += 1
+    return replace(layout, positions=positions)
+
+
+def short_prefix(layout: spec.VerifyLayout) -> spec.VerifyLayout:
+    """Prefixes of more than 16 entries are cut, and the requests behind them moved up."""
+    kept = layout.kv_indptr.diff().clamp(max=16)
+    own = layout.kv_indices.tensor_split(layout.kv_indptr[1:-1].long())
+    slots = [s[:n] for s, n in zip(own, kept.tolist(), strict=True)]
+    ends = torch.cat([kept.new_zeros(1), kept.cumsum(0)]).int()
+    return replace(layout, kv_indptr=ends, kv_indices=torch.cat(slots))
+
+
+PLANS: dict[str, Callable[[spec.VerifyLayout], spec.VerifyLayout]] = {
+    "q_len != 8": lambda layout: configured(layout),
+    "the request is not the first": moved_later,
+    "prefix_len > 16": short_prefix,
+    "always": lambda layout: replace(layout, qo_indptr=layout.qo_indptr[:-1]),
+}
+
+
+@pytest.mark.parametrize("rule", PLANS)
+def test_a_plan_is_isolated_where_there_is_no_attention(rule: str) -> None:
+    """Its layouts are compared request by request, called eagerly alone."""
+    found = isolate(planning(PLANS[rule]), "it", seconds=300, calls=220)
+    assert [r.text for r in found.decision.rules] == [rule], found.sentence
+    assert found.function == "plan_verify"
+    assert {t.cell.execution for t in found.tried} == {"eager"}
+    if rule == "q_len != 8":
+        assert found.sentence.endswith("likely a width of 8 is used where q_len belongs")
+        assert found.example is not None
+        assert found.example.what.startswith("mask_len is broken in request 0: expected")
+
+
+def test_a_right_plan_and_one_that_is_none() -> None:
+    """Nothing fails; what is returned is told."""
+    right = isolate(spec.plan_verify, "it", calls=60)
+    assert right.sentence.startswith("nothing fails: 43 calls")
+    assert {t.cell.execution for t in right.tried} == {"eager"}
+    none = isolate(planning(lambda _: None), "it", calls=60)  # type: ignore[arg-type,return-value]
+    told = "plan_verify returned a NoneType, expected a VerifyLayout"
+    assert none.sentence.endswith(f"in every call {told}")
+
+
+def test_what_has_neither_is_refused() -> None:
+    """The message says what there is."""
+    with pytest.raises(
+        spec.InputError, match="neither verify_attention nor plan_verify; it offers"
+    ):
+        isolate(spec.build_tree)
 
 
 def observations(*rows: tuple[dict[str, Any], bool]) -> list[Observation]:
