@@ -45,6 +45,7 @@ from ddtree.decoding import (
 )
 from ddtree.decoding.completion import batch_target, drafter_of
 from ddtree.decoding.tuning_results import processor
+from ddtree.invariants.files import written_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ("tests/data/prompts.json", "tests/data/more_prompts.json")
@@ -290,9 +291,8 @@ def save_to(out: Path, result: dict[str, Any], progress: Progress, task: Any) ->
     def save(cells: int) -> None:
         result["summary"] = summary_of(result)
         out.parent.mkdir(parents=True, exist_ok=True)
-        work = out.with_suffix(".tmp")
-        work.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
-        work.replace(out)
+        with written_whole(out) as work:
+            work.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
         progress.advance(task, cells)
 
     return save

@@ -46,6 +46,7 @@ from bench.equality import encode, machine_of, prompts_of_tests  # noqa: E402
 from ddtree import spec  # noqa: E402
 from ddtree.decoding import HFTarget, load_target  # noqa: E402
 from ddtree.decoding.completion import drafter_of  # noqa: E402
+from ddtree.invariants.files import written_whole  # noqa: E402
 from ddtree.spec.contracts import Budget, DraftTree, Horizon  # noqa: E402
 from ddtree.spec.round import new_tokens  # noqa: E402
 from ddtree.spec.sampling import (  # noqa: E402
@@ -279,9 +280,8 @@ def main() -> None:
                 result["cases"][name] = found
                 result["summary"] = summary_of(result["cases"])
                 out.parent.mkdir(parents=True, exist_ok=True)
-                work = out.with_suffix(".tmp")
-                work.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-                work.replace(out)
+                with written_whole(out) as work:
+                    work.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result["summary"], indent=1))
     if not result["summary"]["holds"]:
         raise SystemExit(1)

@@ -45,6 +45,7 @@ from ddtree.decoding import (  # noqa: E402
     stop_ids_of,
 )
 from ddtree.decoding.completion import batch_target, drafter_of  # noqa: E402
+from ddtree.invariants.files import written_whole  # noqa: E402
 from ddtree.spec.contracts import Acceptance, DraftTree  # noqa: E402
 from ddtree.spec.sampling import first_argmax  # noqa: E402
 
@@ -276,9 +277,8 @@ def main() -> None:
                 cell["holds"] = verdict(cell, dtype)
                 result["cells"][name] = cell
                 out.parent.mkdir(parents=True, exist_ok=True)
-                work = out.with_suffix(".tmp")
-                work.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-                work.replace(out)
+                with written_whole(out) as work:
+                    work.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 progress.update(task, total=1, completed=1)
     print(json.dumps(result["cells"], indent=1))
     if not all(cell["holds"] for cell in result["cells"].values()):

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ddtree.invariants.call import FIELDS, Call
+from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError, require
 
 SUFFIXES = (".safetensors", ".npz")
@@ -80,30 +81,29 @@ def dump(path: str | Path, *objects: object, call: Call | None = None, **known: 
     }
     path = require_writable(path)
     require(bool(tensors), "the call to dump holds no field")
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        if path.suffix == ".npz":
-            arrays: dict[str, Any] = {n: _to_numpy(n, value) for n, value in tensors.items()}
-            np.savez(temporary, **arrays)
-        else:
-            save(tensors, temporary)
-        temporary.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        why = getattr(error, "strerror", None) or str(error).replace(str(temporary), str(path))
-        raise InputError(f"cannot write {path}: {why}") from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    save(path, tensors)
     return path
 
 
-def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write safetensors with the mode of any other file: ``save_file`` gives nobody else leave to read."""
-    path.touch()
-    mode = path.stat().st_mode & 0o777
-    save_file(tensors, path, metadata)
-    path.chmod(mode)
+def save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors by name, whole or not at all.
+
+    Raises:
+        InputError: the place cannot be written, or the file's kind cannot hold a tensor's dtype.
+    """
+    arrays: dict[str, Any] = {}
+    if path.suffix == ".npz":
+        arrays = {name: _to_numpy(name, value) for name, value in tensors.items()}
+    try:
+        with written_whole(path) as work:
+            if path.suffix == ".npz":
+                np.savez(work, **arrays)
+            else:
+                save_file(tensors, work, metadata)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(
+            f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def kind_of(path: Path) -> str:

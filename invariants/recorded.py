@@ -7,7 +7,6 @@ the file's metadata (``packed.py``). Of a KV pool only the slots that the call s
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +93,7 @@ def record(
     require(bool(tensors), f"nothing of the call of {function} can be written")
     # every tensor by itself: safetensors refuses tensors that share memory
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        save(tensors, temporary, metadata)
-        temporary.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    save(path, tensors, metadata)
     return path
 
 

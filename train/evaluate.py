@@ -14,11 +14,12 @@ import matplotlib.pyplot as plt
 
 from ddtree.decoding.acceptance import Rounds
 from ddtree.decoding.dflash_model import DFlashModel
+from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 from train.acceptance import BUDGETS, Kind, acceptance, total
 from train.batch import Generator
 from train.data import Corpus
-from train.files import write_bytes, write_json, write_tensors
+from train.files import write_json, write_tensors
 from train.held_out import Prompt
 from train.llama import Llama
 from train.prompts import encode
@@ -175,11 +176,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    work = path.with_name(f".{path.name}")
-    figure.savefig(work, dpi=130, format="png")
+    with written_whole(path) as work:
+        figure.savefig(work, dpi=130, format="png")
     plt.close(figure)
-    write_bytes(path, work.read_bytes())
-    work.unlink()
 
 
 def table(result: dict[str, Any], temperature: float) -> list[str]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ddtree.invariants.files import written_whole
+
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write under another name, then rename."""
+    """Write a file, and its folder where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_name(f".{path.name}.{os.getpid()}")
-    work.write_bytes(data)
-    work.replace(path)
+    with written_whole(path) as work:
+        work.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -27,10 +27,9 @@ def write_json(path: Path, value: Any) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_name(f".{path.name}.{os.getpid()}")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(whole, work, metadata=dict(metadata))
-    work.replace(path)
+    with written_whole(path) as work:
+        save_file(whole, work, metadata=dict(metadata))
 
 
 def sha256(path: Path) -> str:

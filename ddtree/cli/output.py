@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -134,19 +134,18 @@ def require_place(out: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> str:
-    """Write the file under a temporary name, then rename it: never half a file.
+    """Write the file, whole or not at all.
 
     Returns:
         What was done: ``wrote page.html``, or ``overwrote page.html``.
     """
+    from ddtree.invariants.files import written_whole
+
     told = f"{'overwrote' if path.exists() else 'wrote'} {path}"
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        temporary.write_bytes(data)  # its mode is the umask's, as of any file
-        temporary.replace(path)
+        with written_whole(path) as work:
+            work.write_bytes(data)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         fail(f"cannot write {path}: {error.strerror}", "choose another place")
     return told
 

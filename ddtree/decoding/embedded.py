@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import save_file
 
+from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -114,13 +114,19 @@ def is_intact(folder: Path) -> bool:
 
 
 def _build(gguf: Path, folder: Path) -> None:
-    """Write ``folder`` from the GGUF: complete or not at all (a temporary folder, then a rename)."""
+    """Write ``folder`` from the GGUF: complete or not at all (a temporary folder, then a rename).
+
+    Its caller holds the lock of the cache folder: what stands under the temporary name is a killed build's.
+    """
     model, tokenizer = _from_gguf(gguf, torch.float32, lambda _: None)
-    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+    work = folder.with_name(f".building-{folder.name}")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
     try:
         tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
         weights = {k: v.contiguous() for k, v in model.state_dict().items() if k not in tied}
-        save_file(weights, work / "model.safetensors", metadata={"format": "pt"})
+        with written_whole(work / "model.safetensors") as file:
+            save_file(weights, file, metadata={"format": "pt"})
         del model.config.quantization_config  # speaks of the GGUF, which this no longer is
         model.config.save_pretrained(work)
         model.generation_config.save_pretrained(work)

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 
 from ddtree.decoding.embedded import cache_home
+from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 
 FORMAT = 1  # raise when what a file holds changes
@@ -263,10 +262,8 @@ def store(tuning: Tuning) -> Path:
     path = folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, work = tempfile.mkstemp(dir=folder, prefix=".writing-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(tuning.as_json(), file, indent=1)
-        Path(work).replace(path)
+        with written_whole(path) as work:
+            work.write_text(json.dumps(tuning.as_json(), indent=1), encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error}; set XDG_CACHE_HOME to another place"

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import ddtree
 from ddtree.decoding import (
@@ -28,6 +31,7 @@ from ddtree.decoding import (
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.spec import BlockSize, InputError, QLen, VerifyBuffers
+from tests.decoding.tiny import tiny_model
 
 REPEATED = (
     "The cat sat on the mat. The dog sat on the log. The cat sat on the mat. The dog sat on the"
@@ -196,6 +200,30 @@ def test_damage_to_the_cache_is_noticed(tmp_path: Path) -> None:
     assert not embedded.is_intact(folder)
     (folder / embedded.MANIFEST).write_text("{")
     assert not embedded.is_intact(folder)
+
+
+def test_a_built_cache_may_be_read_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folder and files follow the umask, and what a killed build left is gone; here of a tiny model."""
+    model = tiny_model("llama", torch.float32)
+    model.config.quantization_config = {}
+    words = {"a": 0, "b": 1}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words)))
+    monkeypatch.setattr(embedded, "_from_gguf", lambda *_: (model, tokenizer))
+    (tmp_path / ".building-model").mkdir()
+    (tmp_path / ".building-model" / "half").touch()
+    before = os.umask(0o027)
+    try:
+        embedded._build(tmp_path / "no.gguf", tmp_path / "model")
+    finally:
+        os.umask(before)
+    (folder,) = tmp_path.iterdir()
+    assert embedded.is_intact(folder)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()}
+    assert set(modes.values()) == {"0o640"}, modes
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= modes.keys()
+    assert oct(folder.stat().st_mode & 0o777) == "0o750"
 
 
 BUILD = """

@@ -190,6 +190,9 @@ def test_a_stored_result_is_found_again(cache: Path) -> None:
         other: Any = {name: "other"}
         assert find(replace(one.key, **other)) is None
     assert path.is_relative_to(cache)
+    assert (
+        path.stat().st_mode == (path.parent / "old.json").stat().st_mode
+    )  # any file's, by the umask
 
 
 def test_tune_measures_stores_and_auto_uses_it(
