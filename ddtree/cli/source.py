@@ -21,9 +21,10 @@ from ddtree.spec.contracts import (
     DraftTree,
     FlatMask,
     Horizon,
+    PrefixLen,
     VerifyLayout,
 )
-from ddtree.spec.index import horizon_of, q_len_of
+from ddtree.spec.index import horizon_of, mask_len, q_len_of
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import tree_mask
 from ddtree.spec.tree import build_tree
@@ -36,6 +37,8 @@ MADE_UP_PREFIX = 5
 """Prefix of the made-up call where none is asked for."""
 MADE_UP_VOCAB = 1024
 """Enough tokens that a made-up tree of any budget finds its nodes."""
+MOST_ENTRIES = 2**28
+"""Of a made-up call's mask, a byte each: twice that is needed while it is made, and the file is as large."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,21 @@ class VerifyCall:
         """
         layout, mask = fault.apply(self.tree, self.layout, self.mask)
         return VerifyCall(self.tree, layout, mask, self.acceptance, self.kv_pool_size)
+
+
+def _require_room(prefix_lens: list[int], budget: int) -> None:
+    """Leave before a mask is made that is larger than anyone means to."""
+    q_len = q_len_of(Budget(budget))
+    entries = sum(mask_len(PrefixLen(prefix_len), q_len) for prefix_len in prefix_lens)
+    if entries <= MOST_ENTRIES:
+        return
+    room = MOST_ENTRIES // q_len - len(prefix_lens) * q_len
+    fits = f"prefixes of {room:,} together fit --budget {budget}; or " if room >= 0 else ""
+    fail(
+        f"the call's mask would have {entries:,} entries of a byte ({q_len:,} rows over prefixes of "
+        f"{sum(prefix_lens):,} together); the most is {MOST_ENTRIES:,}",
+        f"{fits}choose a smaller --budget",
+    )
 
 
 def made_up_call(
@@ -188,6 +206,7 @@ class Wanted:
         fault = Fault.parse(self.fault) if self.fault is not None else None
         if self.prompt is None:
             lens = self.prefix or [MADE_UP_PREFIX]
+            _require_room(lens, self.budget)
             block_size = self.block_size or NGRAM_BLOCK_SIZE
             call = made_up_call(lens, self.budget, topk, block_size, self.seed)
             return (call.broken_by(fault) if fault else call), None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,48 @@ def test_files_have_the_mode_of_the_umask(run: Run, tmp_path: Path, name: str) -
         os.umask(before)
     assert oct((tmp_path / name).stat().st_mode & 0o777) == "0o640"
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers", "step"),
+    [
+        (
+            ("--prefix", "1000000", "--budget", "1024"),
+            "1,026,050,625 entries of a byte (1,025 rows over prefixes of 1,000,000 together)",
+            "prefixes of 260,863 together fit --budget 1024; or choose a smaller --budget",
+        ),
+        (
+            ("--prefix", "0", "--budget", "4096") + ("--prefix", "0") * 15,
+            "268,566,544 entries of a byte (4,097 rows over prefixes of 0 together)",
+            "choose a smaller --budget",
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", ["dump", "show"])
+def test_a_mask_of_gigabytes_is_refused_before_it_is_made(
+    run: Run, tmp_path: Path, verb: str, options: tuple[str, ...], numbers: str, step: str
+) -> None:
+    """With its size, and what would fit."""
+    file = (tmp_path / "call.npz",) if verb == "dump" else ()
+    begin = time.monotonic()
+    result = run(verb, *file, *options)
+    assert time.monotonic() - begin < 1
+    assert result.exit_code == 2
+    assert f"would have {numbers}; the most is 268,435,456" in result.stderr
+    assert result.stderr.endswith(f"next: {step}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_prefix_that_is_said_to_fit_does(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one entry more does not; with a smaller bound, so that what fits is small."""
+    monkeypatch.setattr("ddtree.cli.source.MOST_ENTRIES", 10_000)
+    refused = run("dump", tmp_path / "a.npz", "--prefix", "900")
+    assert "next: prefixes of 571 together fit --budget 16; or choose" in refused.stderr
+    for prefixes, code in (((571,), 0), ((572,), 2), ((300, 254), 0), ((300, 255), 2)):
+        args = [arg for prefix in prefixes for arg in ("--prefix", str(prefix))]
+        assert run("dump", tmp_path / "b.npz", *args).exit_code == code
 
 
 def test_a_failed_dump_leaves_the_old_file(run: Run, tmp_path: Path) -> None:
