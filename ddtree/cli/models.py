@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -125,9 +127,15 @@ def load_pair(
         from ddtree.decoding.embedded import load_target
         from ddtree.decoding.generate import stop_ids_of
         from ddtree.decoding.target import HFTarget
+        from ddtree.spec.errors import InputError
 
         weights: torch.dtype = getattr(torch, dtype)
-        model, tokenizer = load_target(target_name, dtype=weights, device=device, on_progress=say)
+        try:
+            model, tokenizer = load_target(
+                target_name, dtype=weights, device=device, on_progress=say
+            )
+        except InputError as error:
+            fail(str(error), _other_target(target_name))
         plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
         drafter = _load_drafter(draft_name, plain, block_size)
     return Pair(plain, drafter, tokenizer, stop_ids_of(model), attention)
@@ -172,6 +180,18 @@ def _require_drafter(name: str) -> None:
             "give the folder of a DFlash checkpoint (config.json and *.safetensors), or fetch one: "
             f"hf download {name}",
         )
+
+
+def _other_target(name: str) -> str:
+    """What to do where a target cannot be loaded."""
+    if name == "embedded":
+        return "mend that, or give another model: --target FOLDER"
+    if get_close_matches(name, ["embedded"]):
+        return "did you mean --target embedded?"
+    others = "--target embedded, or the folder of a Transformers model, or a .gguf file"
+    if name.startswith((".", "~", "/")) or Path(name).exists() or name.endswith(".gguf"):
+        return f"give {others}"
+    return f"give {others}; or fetch this one: hf download {name}"
 
 
 def _require_device(device: str) -> None:

@@ -95,7 +95,8 @@ def generate(
             checkpoint, or a ``Drafter``.
         budget: most non-root nodes of a tree; ``"auto"``: budget and topk as ``ddtree.tune`` or the
             command ``ddtree tune`` found them best on this machine (plain decoding, where that is
-            faster); the choice is logged to the logger ``ddtree``.
+            faster); the choice is logged to the logger ``ddtree``, with a warning where the machine was
+            too busy for it to be trusted.
         topk: candidates kept at each depth; 1: a chain; None: all that the budget can use.
         max_new_tokens: exactly so many come unless something ends the text before.
         temperature: 0: greedy.
@@ -262,7 +263,7 @@ def attention_of(model: Any, attention: str) -> Literal["dense", "paged"]:
 
 
 def _tuned(model: Any, drafter: object, attention: str, batch_size: int) -> "Rate":
-    """What was measured to be the best; logged."""
+    """What was measured to be the best; logged, with a warning where the measurement is not to be trusted."""
     from ddtree.decoding.tuning_results import key_of, require_tuning
 
     if not isinstance(drafter, str | Path):
@@ -272,7 +273,10 @@ def _tuned(model: Any, drafter: object, attention: str, batch_size: int) -> "Rat
     key = key_of(model, drafter, attention, batch_size, NGRAM_BLOCK_SIZE)
     call = f"ddtree.tune(model, tokenizer, drafter={str(drafter)!r}, batch_size={batch_size})"
     tuning = require_tuning(key, call)
-    logging.getLogger("ddtree").info("budget auto: %s", tuning)
+    log = logging.getLogger("ddtree")
+    log.info("budget auto: %s", tuning)
+    if tuning.noise:
+        log.warning("budget auto: %s", tuning.noise)
     return tuning.best
 
 

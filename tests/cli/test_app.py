@@ -185,6 +185,40 @@ def test_bad_input(run: Run, name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("nosuch", "or a .gguf file; or fetch this one: hf download nosuch"),
+        ("someone/nosuch", "hf download someone/nosuch"),
+        (
+            "./nosuch",
+            "give --target embedded, or the folder of a Transformers model, or a .gguf file",
+        ),
+        ("nosuch.gguf", "or a .gguf file"),
+        ("embeded", "did you mean --target embedded?"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["generate", "tune"])
+def test_a_target_that_is_none_has_a_next_step(run: Run, verb: str, name: str, step: str) -> None:
+    """What can be given, and how a model of the hub is fetched."""
+    result = run(verb, *(["x"] if verb == "generate" else []), "--target", name)
+    assert result.exit_code == 2
+    assert f"error: target {name!r}" in result.stderr
+    assert result.stderr.endswith(f"{step}\n")
+
+
+def test_an_embedded_target_that_cannot_be_kept_has_a_next_step(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message tells the variable, and the step another model."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    result = run("generate", "x")
+    assert result.exit_code == 2
+    assert "set XDG_CACHE_HOME to another place" in result.stderr
+    assert result.stderr.endswith("next: mend that, or give another model: --target FOLDER\n")
+
+
 @pytest.mark.parametrize("args", [("demo", "--out"), ("show", "--out")])
 def test_an_out_folder_that_cannot_be_written_is_told_first(
     run: Run, tmp_path: Path, args: tuple[str, ...]

@@ -13,6 +13,7 @@ import torch
 import ddtree
 from ddtree.decoding import DFlashDrafter, Drafter, HFTarget, NGramDrafter, autoregressive, generate
 from ddtree.decoding.acceptance import Rounds, follow, rows_of_text
+from ddtree.decoding.completion import NGRAM_BLOCK_SIZE
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.decoding.tuning_results import (
@@ -24,6 +25,7 @@ from ddtree.decoding.tuning_results import (
     Tuning,
     drafter_name,
     find,
+    key_of,
     store,
     stored,
 )
@@ -226,6 +228,22 @@ def test_tune_measures_stores_and_auto_uses_it(
     (plain,) = ddtree.generate(model, letters, "abcabc", budget="auto", max_new_tokens=20)
     assert plain.token_ids == tree.token_ids
     assert {stats.num_nodes for stats in plain.rounds} == {1}
+
+
+@pytest.mark.parametrize("high", [1.0, 2.0])
+def test_auto_warns_where_the_machine_was_busy(
+    model: Any, caplog: pytest.LogCaptureFixture, high: float
+) -> None:
+    """As the command line does, in the words of the stored result; where it was quiet it says nothing."""
+    quiet = replace(made(), key=key_of(model, "ngram", "dense", 1, NGRAM_BLOCK_SIZE))
+    store(replace(quiet, plain=replace(quiet.plain, ms=Times(1.0, 1.0, high))))
+    ddtree.generate(model, Letters(), "abcabc", budget="auto", max_new_tokens=2)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    busy = (
+        "budget auto: this machine was busy while measuring; measure again: plain decoding took "
+        "1.0 to 2.0 ms (quartiles)"
+    )
+    assert warned == ([busy] if high == 2.0 else [])
 
 
 def test_tune_times_a_full_batch(model: Any) -> None:
