@@ -132,7 +132,7 @@ def _interrupted_after() -> Iterator[None]:
 def _exhaustive(say: Any) -> Iterator["Checked"]:
     """Check every part of ``ddtree.impl``, as many at a time as there are cores."""
     from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     import torch
 
@@ -144,9 +144,29 @@ def _exhaustive(say: Any) -> Iterator["Checked"]:
     # one GPU: one process at a time
     workers = 1 if cuda else min(os.cpu_count() or 1, len(PARTS))
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for checked in pool.map(_check_part, range(len(PARTS))):
-            say(f"{checked.name}: {counted(checked.cases, 'case')}", passing=True)
-            yield checked
+        try:
+            with _without_interrupts():
+                parts = [pool.submit(_check_part, number) for number in range(len(PARTS))]
+            for checked in (part.result() for part in parts):
+                say(f"{checked.name}: {counted(checked.cases, 'case')}", passing=True)
+                yield checked
+        except BaseException:
+            for process in active_children():  # a part takes a minute; the pool would wait for it
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C for a moment: processes that are started then ignore it as long as they live.
+
+    A terminal sends it to all of them, and each would print its own traceback.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_part(number: int) -> "Checked":

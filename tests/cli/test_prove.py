@@ -1,9 +1,11 @@
 """``prove`` through the command: the table, one proof in full, its counterexamples as files, JSON."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,47 @@ def test_one_interrupt_ends_it(delay: float) -> None:
     )
     assert (done.returncode, done.stdout) == (130, ""), done
     assert "interrupted" in done.stderr and "Traceback" not in done.stderr
+
+
+INTERRUPT_ALL = """
+import os, signal, threading, time
+from multiprocessing import active_children
+from ddtree.cli.app import run
+
+def interrupt():
+    while not (workers := active_children()):
+        time.sleep(0.01)
+    time.sleep(0.5)  # they are importing, or at work: neither may be told of with a traceback
+    print(time.time(), *(worker.pid for worker in workers), flush=True)
+    os.killpg(0, signal.SIGINT)
+
+if __name__ == "__main__":  # a worker imports this too
+    threading.Thread(target=interrupt, daemon=True).start()
+    run()
+"""
+
+
+def test_an_interrupt_ends_the_workers(tmp_path: Path) -> None:
+    """Ctrl-C of a terminal goes to all processes: the command ends at once, without a word of theirs."""
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPT_ALL)
+    done = subprocess.run(
+        [sys.executable, script, "prove", "bit_words", "--exhaustive"],
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    sent, *workers = done.stdout.split()
+    assert time.time() - float(sent) < 5, "a part takes a minute"
+    assert done.returncode == 130, done
+    assert done.stderr.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in done.stderr
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(worker), 0)
 
 
 def test_an_interrupt_that_z3_took_is_one() -> None:
