@@ -127,6 +127,7 @@ class Row:
     """One fault that an engine had, and its kind."""
 
     number: int
+    """Its name, and its own for good: a number that no row has stays free."""
     source: str
     """Engine and issue."""
     fault: str

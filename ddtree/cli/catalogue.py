@@ -77,6 +77,12 @@ def _print_table(rows: "list[Row]", outcomes: "list[list[Outcome]]", *, verbose:
                 table.add_row("", member.what, _caught(outcome), _at(outcome), outcome.hint)
     console = stdout()
     console.print(table)
+    numbers = {each.number for each in rows}
+    free = sorted({*range(1, max(numbers))} - numbers)
+    if free:
+        listed = ", ".join(map(str, free))
+        told = f"a row's number is its name and never changes; no row is called {listed}"
+        console.print(Text(told, "bright_black"), soft_wrap=True)
     flat = [outcome for found in outcomes for outcome in found]
     caught_in_all = sum(outcome.ok for outcome in flat)
     faults = counted(len(flat), "fault")
