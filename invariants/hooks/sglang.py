@@ -1,8 +1,8 @@
-"""SGLang's Triton backend, hooked through its plugin registry (``sglang.srt.plugins``, since 0.5.12).
+"""SGLang's attention backends, hooked through its plugin registry (``sglang.srt.plugins``, since 0.5.12).
 
-Where verify metadata is made it is read and held to the table: after the eager pass's, after that of each
-capture and each replay (in the buffers that the graph reads), and once a pass at the attention kernel itself,
-as the backend has bound it.
+Hooked are the Triton backend, here, and FlashInfer's (``sglang_flashinfer.py``). Where verify metadata is
+made it is read and held to the table: after the eager pass's, after that of each capture and each replay (in
+the buffers that the graph reads), and once a pass at the attention kernel itself, as the backend bound it.
 SGLang logs and swallows what goes wrong in plugins, so that the hooks look for themselves when all are
 applied, and say what they found.
 """
@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -24,24 +25,39 @@ from torch import Tensor
 from ddtree.invariants.actions import dumped
 from ddtree.invariants.call import Call
 from ddtree.invariants.hooks import sglang_calls as calls
-from ddtree.invariants.hooks.watch import Watch, hook_settings, logger
+from ddtree.invariants.hooks.sglang_flashinfer import FlashInfer
+from ddtree.invariants.hooks.watch import (
+    Watch,
+    hook_settings,
+    is_capturing,
+    logger,
+    wait_for,
+)
 from ddtree.invariants.recorded import record
 from ddtree.invariants.settings import Settings
 from ddtree.invariants.violation import InvariantViolation
 from ddtree.spec.errors import InputError
 
-_BACKEND = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 REGISTRY = "sglang.srt.plugins.hook_registry"
+_ATTENTION = "sglang.srt.layers.attention"
 
-TARGETS: dict[str, tuple[str, str]] = {
-    "init_forward_metadata": ("eager", "AFTER"),
-    "init_forward_metadata_out_graph": ("graph", "AROUND"),  # since 0.5.13
-    "__init__": (
-        "made",
-        "AFTER",
-    ),  # binds extend_attention_fwd, whose module asks for the device at import
-}
-"""Of each hooked method of ``TritonAttnBackend`` the one of ``Hooks``, and how it is hooked."""
+TARGETS: dict[str, tuple[str, str, str]] = {
+    "TritonAttnBackend.init_forward_metadata": ("triton_backend", "eager", "AFTER"),
+    # since 0.5.13
+    "TritonAttnBackend.init_forward_metadata_out_graph": ("triton_backend", "graph", "AROUND"),
+    # binds extend_attention_fwd, whose module asks for the device at import
+    "TritonAttnBackend.__init__": ("triton_backend", "made", "AFTER"),
+    "FlashInferAttnBackend.init_forward_metadata": (
+        "flashinfer_backend", "flashinfer.eager", "AROUND"
+    ),
+    "FlashInferAttnBackend.init_forward_metadata_out_graph": (
+        "flashinfer_backend", "flashinfer.graph", "AROUND"
+    ),
+    "FlashInferIndicesUpdaterPrefill.call_begin_forward": (
+        "flashinfer_backend", "flashinfer.plan", "AROUND"
+    ),
+}  # fmt: skip
+"""Of each hooked method its module, the method of ``Hooks`` that hooks it, and how."""
 
 
 class Hooks:
@@ -54,16 +70,17 @@ class Hooks:
         self._baked: WeakKeyDictionary[Any, dict[tuple[int, int | None], int]] = WeakKeyDictionary()
         self._seen: Seen | None = None
         self._kept = False
+        self.flashinfer = FlashInfer(self.watch)
 
     def install(self) -> None:
         """Register the hooks, and look for them when SGLang has applied all plugins' hooks."""
         registry: Any = import_module(REGISTRY)
         targets = {}
-        for name, (method, kind) in TARGETS.items():
-            path, hook = f"{_BACKEND}.{name}", getattr(self, method)
+        for name, (module, method, kind) in TARGETS.items():
+            path, hook = f"{_ATTENTION}.{module}.{name}", attrgetter(method)(self)
             why = missing(path)
             if why:
-                self.where[f"TritonAttnBackend.{name}"] = why
+                self.where[name] = why
             else:
                 targets[name] = (path, hook)
                 registry.HookRegistry.register(path, hook, registry.HookType[kind])
@@ -75,7 +92,7 @@ class Hooks:
             for name, (path, hook) in targets.items():
                 is_there = is_hooked(pkgutil.resolve_name(path), hook)
                 why = "" if is_there else f"SGLang did not apply the hook to {path}"
-                self.where[f"TritonAttnBackend.{name}"] = why
+                self.where[name] = why
             self.watch.installed(self.where)
 
         registry.HookRegistry.apply_hooks = classmethod(applied)
@@ -84,11 +101,11 @@ class Hooks:
         """After ``init_forward_metadata``: the call that the pass will run with."""
         where = "eager verify metadata"
         with self.watch.guarded(where):
-            if _is_capturing() or not calls.is_verify(forward_batch.forward_mode):
+            if is_capturing() or not calls.is_verify(forward_batch.forward_mode):
                 return
             if not self.watch.is_due("sglang_eager"):
                 return
-            _wait(forward_batch.seq_lens)
+            wait_for(forward_batch.seq_lens)
             call = calls.eager_call(backend, forward_batch)
             if call is not None:
                 self._compare_told(forward_batch, call)
@@ -111,7 +128,7 @@ class Hooks:
         except RuntimeError:  # what PyTorch says of a mask that is longer than its buffer
             with self.watch.guarded(where):
                 call = calls.room_call(backend, forward_batch)
-                if call is not None and not _is_capturing():
+                if call is not None and not is_capturing():
                     self.watch.hold(call, "sglang_buffers", where)
             raise
         with self.watch.guarded(where):
@@ -120,7 +137,7 @@ class Hooks:
         return result
 
     def _graph(self, backend: Any, batch: Any, where: str, *, in_capture: bool) -> None:
-        if _is_capturing():
+        if is_capturing():
             self.watch.once(f"not checked: {where}: it is itself prepared in a CUDA graph")
             return
         baked, size = (
@@ -128,7 +145,7 @@ class Hooks:
             (int(batch.batch_size), calls.rows_of(batch)),
         )
         if in_capture:
-            _wait(batch.seq_lens)
+            wait_for(batch.seq_lens)
             made = backend.forward_metadata
             if made.max_extend_len is not None:
                 baked[size] = int(made.max_extend_len)
@@ -136,7 +153,7 @@ class Hooks:
             self._seen.at_kernel = True
             call = calls.widths_call(batch, made)
         elif self.watch.is_due("sglang_replay"):
-            _wait(batch.seq_lens)
+            wait_for(batch.seq_lens)
             call = calls.replay_call(backend, batch, baked.get(size))
         else:
             return
@@ -174,7 +191,7 @@ class Hooks:
         if given.get("sliding_window_size", -1) > -1:
             return  # its slots are cut to the window, its mask is not: a full layer tells more
         where = "verify attention"
-        if _is_capturing():
+        if is_capturing():
             call = calls.captured_kernel_call(given)
             if call is not None:
                 self.watch.hold(call, "sglang_captured_attention", f"{where}, captured")
@@ -189,7 +206,7 @@ class Hooks:
                 return
             call = seen.with_pool(given)
         elif self.watch.is_due("sglang_attention"):
-            _wait(mask_indptr)
+            wait_for(mask_indptr)
             call = calls.kernel_call(given)
             seen = self._seen = Seen(ref(mask_indptr), call)
         else:
@@ -258,7 +275,9 @@ def plugin() -> None:
 def status() -> dict[str, str]:
     """Each target's name; why the installed version does not have it, or an empty string."""
     told = {"plugin registry": missing(REGISTRY)}
-    return told | {f"TritonAttnBackend.{name}": missing(f"{_BACKEND}.{name}") for name in TARGETS}
+    return told | {
+        name: missing(f"{_ATTENTION}.{module}.{name}") for name, (module, *_) in TARGETS.items()
+    }
 
 
 def installed_version() -> str:
@@ -292,13 +311,3 @@ def is_hooked(function: Any, hook: Callable[..., Any]) -> bool:
 @cache
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _wait(tensor: Tensor) -> None:
-    """Let every stream finish: metadata is made on one, masks and positions on another."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)

@@ -5,6 +5,7 @@ query rows shared by its requests, and where those are padded what its ``spec_in
 names (0.5.12 to 0.5.23 were read); what a version does not have is left out of the call.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -115,6 +116,67 @@ def replay_call(backend: Any, batch: Any, baked: int | None) -> Call | None:
         qo_indptr=backend.qo_indptr, kv_indptr=backend.kv_indptr, mask_indptr=backend.mask_indptr,
         kv_indices=backend.cuda_graph_kv_indices, custom_mask=mask, max_q_len=baked, is_captured=True,
     )  # fmt: skip
+
+
+def planned_call(
+    backend: Any, batch: Any, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, mask: Tensor | None,
+    *, max_q_len: int | None, is_graph: bool, is_filled: bool,
+) -> Call | None:  # fmt: skip
+    """The call that a FlashInfer wrapper is planned with; None: nothing to verify.
+
+    FlashInfer's KV entries are the prefix and then the tree's own rows, and from both indptrs it makes the
+    mask's segments: a row of a request has one entry for each of its KV entries.
+
+    Args:
+        backend: a ``FlashInferAttnBackend``.
+        batch: its ``ForwardBatch``.
+        qo_indptr, kv_indptr, kv_indices, mask: what ``begin_forward`` is given.
+        max_q_len: the width that a plan without a look at the device is told.
+        is_graph: the batch is padded to a graph's.
+        is_filled: mask and slots are; not so at capture.
+
+    Raises:
+        NotCheckedError: a layout of another kind.
+    """
+    room = int(qo_indptr.numel()) - 1
+    padding = getattr(batch, "num_padding", None) if is_graph else None
+    padded_from = getattr(batch, "_original_batch_size", None)
+    requests = room - int(padding or 0) if padded_from is None else int(padded_from)
+    if requests < 1 or _is_idle(batch):
+        return None
+    qo, kv = (indptr.detach().cpu().long() for indptr in (qo_indptr, kv_indptr))
+    made = {"qo_indptr": qo, "kv_indptr": kv - qo}
+    if mask is not None:
+        segments = qo.diff() * kv.diff()
+        made["mask_indptr"] = torch.cat([segments.new_zeros(1), segments.cumsum(0)])
+    width = _width(batch, room, is_padded=padded_from is not None)
+    prefix_lens = batch.seq_lens[:requests].long()
+    if not is_filled or _is_unfilled(batch.spec_info, mask):
+        known: dict[str, Any] = {name: indptr[: requests + 1] for name, indptr in made.items()}
+        return Call(
+            **known, q_lens=torch.full((requests,), width), prefix_lens=prefix_lens, num_rows=rows_of(batch),
+            max_q_len=max_q_len, is_captured=True, batch_size=requests,
+        )  # fmt: skip
+    prefix_slots, table = _read_slots(qo[: requests + 1], kv[: requests + 1], kv_indices)
+    cut = _cut(mask, _entries(prefix_lens, width))
+    call = _call(
+        backend, batch, width, prefix_lens, kv_indices=prefix_slots, custom_mask=cut,
+        mask_indptr=made.pop("mask_indptr", None), max_q_len=max_q_len,
+        is_captured=is_graph or padded_from is not None or cut is not mask or None, **made,
+    )  # fmt: skip
+    return call if _translates(backend) else Call(**call.known() | {"slot_table": table})
+
+
+def _read_slots(qo: Tensor, kv: Tensor, kv_indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The slots of all prefixes, and of each request those of prefix and rows in a row of their own.
+
+    Rows must be written where they are read: that is what a slot table says.
+    """
+    slots, starts = kv_indices.detach().cpu().long(), kv.tolist()
+    own = [slots[start:end] for start, end in pairwise(starts)]
+    prefixes = [s[: max(s.numel() - q, 0)] for s, q in zip(own, qo.diff().tolist(), strict=True)]
+    table = torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
+    return torch.cat(prefixes), table
 
 
 def kernel_call(args: dict[str, Any]) -> Call | None:

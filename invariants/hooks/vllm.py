@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from ddtree.invariants.call import Call
-from ddtree.invariants.hooks.watch import NotCheckedError, Watch, hook_settings, logger
+from ddtree.invariants.hooks.watch import (
+    NotCheckedError,
+    Watch,
+    hook_settings,
+    is_capturing,
+    logger,
+)
 from ddtree.invariants.settings import Settings
 from ddtree.spec.errors import InputError
 
@@ -60,7 +66,7 @@ class Hooks:
         return checked
 
     def _look(self, group: Any, common: Any, where: str) -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if is_capturing():
             self.watch.once(f"{self.watch.engine}: not checked: {where}: prepared in a CUDA graph")
             return
         call = metadata_call(group, common)

@@ -139,6 +139,17 @@ class Watch:
         act(violation, self.settings, kind, write)
 
 
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured: the device cannot be read then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def wait_for(tensor: torch.Tensor) -> None:
+    """Let every stream finish: metadata is made on one, masks and positions on another."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
 def _sizes(call: Call) -> str:
     """What a call is, in a few words."""
     lens: Any = call.q_lens

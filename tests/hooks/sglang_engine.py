@@ -1,6 +1,8 @@
-"""SGLang's ``TritonAttnBackend`` as it stands in a wheel, with a model runner of plain numbers."""
+"""SGLang's attention backends as they stand in a wheel, with a model runner of plain numbers."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +13,18 @@ from torch import Tensor
 
 from ddtree import spec
 from ddtree.peers.sglang import _candidates, linked
-from tests.hooks.engines import ENGINES, Engine, Values
+from tests.hooks.engines import ENGINES, Engine, Stub, Values
 
 CONFIGURED = 8
 CONTEXT = 96
+REQUESTS = 4
 HEAD_DIM = 64
 REAL = (
     "sglang.srt.plugins",
     "sglang.srt.plugins.hook_registry",
     "sglang.srt.environ",
     "sglang.srt.layers.attention.triton_backend",
+    "sglang.srt.layers.attention.flashinfer_backend",
     "sglang.srt.layers.attention.base_attn_backend",
     "sglang.srt.layers.attention.verify_mask",
     "sglang.srt.model_executor.forward_batch_info",
@@ -50,12 +54,19 @@ def load(version: str) -> None:
     """Make ``import sglang`` find this version's wheel."""
     wheel = ENGINES / f"sglang-{version}"
     sys.path += [str(wheel), str(ENGINES / "common")]
-    parallel = Values(attn_dcp_size=1, attn_dcp_rank=0, attn_tp_size=1, dcp_enabled=False)
+    parallel = Values(
+        attn_dcp_size=1, attn_dcp_rank=0, attn_tp_size=1, attn_cp_size=1, dcp_enabled=False
+    )
     kernel = Values(triton_attention_num_kv_splits=8, triton_attention_split_tile_size=None)
     execution = Values(
         kernel=kernel, dllm=Values(dllm_algorithm=None),
         deterministic=Values(enable_deterministic_inference=False),
     )  # fmt: skip
+    wrappers = Stub("flashinfer")
+    for kind in ("Decode", "Prefill"):
+        for cache in ("Paged", "Ragged"):
+            setattr(wrappers, f"Batch{kind}With{cache}KVCacheWrapper", Wrapper)
+    sys.modules |= {"flashinfer": wrappers, "flashinfer.cascade": Stub("flashinfer.cascade")}
     spec_settings = Values(
         speculative_num_draft_tokens=CONFIGURED, speculative_num_steps=7, speculative_eagle_topk=4
     )
@@ -68,9 +79,13 @@ def load(version: str) -> None:
                 "get_exec": lambda: execution,
                 "get_spec": lambda: spec_settings,
                 "get_schedule": lambda: Values(chunked_prefill_size=-1),
+                "get_buffer": lambda _, make: torch.empty(0),
+                "get_platform": lambda: Values(is_sm100=False),
             },
             "sglang.srt.utils": {
                 "get_device_core_count": lambda *_: 0,
+                "get_cuda_graph_max_batch_size": lambda requests: requests,
+                "is_flashinfer_available": lambda: True,
                 **{f"is_{name}": lambda: False for name in PLATFORMS},
             },
             "sglang.srt.configs.hybrid_arch": {
@@ -88,35 +103,84 @@ def folder() -> Path:
     return next(finder.folder for finder in sys.meta_path if isinstance(finder, Engine))
 
 
+class Wrapper:
+    """In the place of FlashInfer's wrappers, whose plans need a GPU: counts what it is planned with."""
+
+    def __init__(
+        self, *_: Any, use_cuda_graph: bool = False, custom_mask_buf: Any = None, **__: Any
+    ) -> None:
+        """Be what SGLang asks of one."""
+        self.is_cuda_graph_enabled, self._custom_mask_buf = use_cuda_graph, custom_mask_buf
+        self.planned = 0
+
+    def begin_forward(self, *_: Any, **__: Any) -> None:
+        """Plan a pass."""
+        self.planned += 1
+
+
 def backend() -> Any:
     """A ``TritonAttnBackend``, made by its own constructor, with graph buffers for four requests."""
     module = import_module("sglang.srt.layers.attention.triton_backend")
-    requests, device = 4, str(torch.get_default_device())
-    table = torch.arange(1, 1 + requests * CONTEXT, dtype=torch.int32).view(requests, CONTEXT)
+    made = module.TritonAttnBackend(model_runner())
+    made.init_cuda_graph_state(REQUESTS, REQUESTS * 64)
+    return made
+
+
+def flashinfer_backend() -> Any:
+    """The same of FlashInfer."""
+    module = import_module("sglang.srt.layers.attention.flashinfer_backend")
+    made = module.FlashInferAttnBackend(model_runner())
+    with on_cpu():
+        made.init_cuda_graph_state(REQUESTS, REQUESTS * 64)
+    return made
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Buffers that are asked for on a GPU by name are made here."""
+    zeros = torch.zeros
+
+    def made(*sizes: Any, **named: Any) -> Tensor:
+        return zeros(*sizes, **named | {"device": "cpu"})
+
+    torch.zeros = made
+    try:
+        yield
+    finally:
+        torch.zeros = zeros
+
+
+def model_runner() -> Any:
+    """Of the numbers that the backends' constructors read."""
+    device = str(torch.get_default_device())
+    table = torch.arange(1, 1 + REQUESTS * CONTEXT, dtype=torch.int32).view(REQUESTS, CONTEXT)
     pool = SimpleNamespace(
-        get_value_buffer=lambda _: torch.zeros(1 + requests * CONTEXT, 2, HEAD_DIM),
+        get_value_buffer=lambda _: torch.zeros(1 + REQUESTS * CONTEXT, 2, HEAD_DIM),
         get_v_head_dim=lambda: HEAD_DIM,
+        get_kv_cache_quant_method=Values,
         start_layer=0,
     )
     runner = Values(
-        req_to_token_pool=SimpleNamespace(size=requests, req_to_token=table),
+        req_to_token_pool=SimpleNamespace(size=REQUESTS, req_to_token=table),
         token_to_kv_pool=pool,
-        token_to_kv_pool_allocator=SimpleNamespace(),
+        token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: pool),
         sliding_window_size=None,
         page_size=1,
         device=device,
         gpu_id=0,
         is_draft_worker=False,
+        kv_cache_dtype=torch.float16,
         decode_num_tokens_per_req=lambda: CONFIGURED,
         server_args=Values(
             speculative_num_draft_tokens=CONFIGURED, speculative_num_steps=7, speculative_eagle_topk=4,
             triton_attention_num_kv_splits=8, triton_attention_split_tile_size=None,
             chunked_prefill_size=-1, enable_deterministic_inference=False,
+            get_attention_backends=lambda: ("flashinfer", "flashinfer"),
         ),
         model_config=Values(
             num_attention_heads=4, get_num_kv_heads=lambda *_: 2, get_max_num_attention_heads=lambda: 4,
             v_head_dim=HEAD_DIM, swa_v_head_dim=HEAD_DIM, head_dim=HEAD_DIM, context_len=CONTEXT,
-            is_encoder_decoder=False,
+            is_encoder_decoder=False, hf_config=SimpleNamespace(architectures=()),
         ),
     )  # fmt: skip
     if (folder() / "srt/mem_cache/kv_index_translator.py").is_file():
@@ -125,9 +189,7 @@ def backend() -> Any:
             req_to_token=table, token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
             token_to_kv_pool=pool, page_size=1, device=device,
         )  # fmt: skip
-    made = module.TritonAttnBackend(runner)
-    made.init_cuda_graph_state(requests, requests * 64)
-    return made
+    return runner
 
 
 class Pass:

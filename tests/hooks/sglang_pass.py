@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from tests.hooks import sglang_engine
 from tests.hooks.entry_points import caught, declare_entry_points
-from tests.hooks.sglang_engine import CONFIGURED, Pass, attend, backend
+from tests.hooks.sglang_engine import CONFIGURED, Pass, attend, backend, flashinfer_backend
 
 
 def founding_bug(*, third_party: bool = False) -> dict[str, Any]:
@@ -40,9 +41,9 @@ def founding_bug(*, third_party: bool = False) -> dict[str, Any]:
     with torch.device("meta"):  # as models are loaded and graphs captured: another default device
         found["another device"] = caught(lambda: made.init_forward_metadata(batch))
     hooks: Any = import_module("ddtree.invariants.hooks.sglang")
-    is_capturing, hooks._is_capturing = hooks._is_capturing, lambda: True
+    is_capturing, hooks.is_capturing = hooks.is_capturing, lambda: True
     found["kernel, captured"] = caught(lambda: attend(made, wide))
-    hooks._is_capturing = is_capturing
+    hooks.is_capturing = is_capturing
     return found
 
 
@@ -157,6 +158,84 @@ def wrong() -> dict[str, Any]:
         "slots of the prefix": broken(own_prefix),
         "room": caught(lambda: made.init_forward_metadata_out_graph(wide.batch(), True)),
     }  # fmt: skip
+
+
+def flashinfer() -> dict[str, Any]:
+    """Right and wrong passes on FlashInfer's backend."""
+    return {"right": flashinfer_right(), "wrong": flashinfer_wrong()}
+
+
+def flashinfer_right() -> list[int]:
+    """Eager, captured and replayed passes, and passes of other kinds; returns how many plans of verify passes
+    there were, and how many wrappers are still watched."""
+    modes = import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    made, plans = flashinfer_backend(), 0
+    for budget, topk in product((63, 1, 16), (4, 1)):
+        for prefixes in ([5], [31, 0, 17]):
+            done = Pass(budget, prefixes, third_party=False, topk=topk)
+            made.init_forward_metadata(done.batch())
+            made.init_forward_metadata_out_graph(done.batch(room=4), True)
+            made.init_forward_metadata_out_graph(done.batch(room=4))
+            plans += made.prefill_cuda_graph_metadata[4][0].planned
+    padded = Pass(7, [5], third_party=False).batch(room=3)
+    padded._original_batch_size = 1
+    made.init_forward_metadata(padded)
+    prefill = Pass(7, [5, 9], third_party=False).batch()
+    prefill.forward_mode, prefill.spec_info = modes.EXTEND, None
+    prefill.extend_prefix_lens, prefill.extend_prefix_lens_cpu = torch.tensor([5, 9]), [5, 9]
+    prefill.cross_attention_custom_mask = None
+    made.init_forward_metadata(prefill)
+    wrappers = (*made.prefill_wrappers_verify, *made.prefill_wrappers_paged)
+    return [
+        plans + made.prefill_wrappers_verify[0].planned,
+        sum("begin_forward" in vars(wrapper) for wrapper in wrappers),
+    ]
+
+
+def flashinfer_wrong() -> dict[str, Any]:
+    """A pass of width 17 that says it has 8: eager, at capture, at replay; and wrong contents."""
+    made = flashinfer_backend()
+    wide = Pass(16, [5], third_party=False)
+    wide.spec_info.draft_token_num = CONFIGURED
+
+    def broken(change: Callable[[Pass, Any], None]) -> list[Any] | None:
+        wrong = Pass(16, [5, 2], third_party=False)
+        batch = wrong.batch()
+        change(wrong, batch)
+        return caught(lambda: made.init_forward_metadata(batch))
+
+    def see(wrong: Pass, _: Any) -> None:
+        wrong.spec_info.custom_mask[22 * 2 + 5 + 7] = True
+
+    def short(wrong: Pass, _: Any) -> None:
+        wrong.spec_info.custom_mask = wrong.mask[:-40]  # SGLang fills it up with True
+
+    def by_row(_: Pass, batch: Any) -> None:
+        batch.positions = torch.cat([torch.arange(17) + 5, torch.arange(17) + 2])
+
+    def elsewhere(_: Pass, batch: Any) -> None:
+        batch.out_cache_loc = batch.out_cache_loc + 40
+
+    return {
+        "eager": caught(lambda: made.init_forward_metadata(wide.batch())),
+        "capture": caught(lambda: made.init_forward_metadata_out_graph(wide.batch(), True)),
+        "replay": caught(lambda: made.init_forward_metadata_out_graph(wide.batch())),
+        "mask": broken(see), "short mask": broken(short), "positions": broken(by_row),
+        "written elsewhere": broken(elsewhere), "fast plan": fast_plan(made),
+    }  # fmt: skip
+
+
+def fast_plan(made: Any) -> list[Any] | None:
+    """A replay whose plan is told a width by the host: the configured one, beside the pass's own."""
+    module: Any = import_module("sglang.srt.layers.attention.flashinfer_backend")
+    right = Pass(16, [5], third_party=False)
+    made.init_forward_metadata_out_graph(right.batch(), True)
+    (wrapper,) = made.prefill_cuda_graph_metadata[1]
+    module.fast_prefill_plan = wrapper.begin_forward
+    wrapper.begin_forward = partial(module.fast_prefill_plan)
+    batch = right.batch()
+    batch.seq_lens_cpu, batch.spec_info.num_tokens_per_req = torch.tensor([5]), CONFIGURED
+    return caught(lambda: made.init_forward_metadata_out_graph(batch))
 
 
 def captured() -> dict[str, Any]:

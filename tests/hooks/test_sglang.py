@@ -91,6 +91,35 @@ def test_wrong_contents_and_a_missing_hook_are_caught(tmp_path: Path) -> None:
     )
 
 
+@both
+def test_plans_of_flashinfer_are_checked(version: str, tmp_path: Path) -> None:
+    """Right ones are made as if nothing were hooked, and the wrapper is free again afterwards. Caught are: a
+    width that is not the pass's, eager, captured and replayed; a mask that sees too much or was filled up;
+    positions by row; rows written elsewhere than they are read; a width that the host is told."""
+    both, log = run(version, "flashinfer", tmp_path, DDTREE_DEBUG_ACTION="raise")
+    assert both["right"] == [12 * 3 + 1, 0]
+    for where in ("", " of a capture", " of a replay"):
+        assert (
+            f"the first call is checked: FlashInfer's verify plan{where}, batch 1, q_len 64" in log
+        )
+    assert "not checked" not in log
+    assert "FlashInferIndicesUpdaterPrefill.call_begin_forward (level full" in log
+    found = both["wrong"]
+    names = {what: violation and violation[0] for what, violation in found.items()}
+    assert names == {
+        "eager": "mask_len",
+        "capture": "mask_len",
+        "replay": "mask_len",
+        "mask": "visibility",
+        "short mask": "visibility",
+        "positions": "positions",
+        "written elsewhere": "slot_table",
+        "fast plan": "max_q_len",
+    }
+    assert found["eager"][1:4] == [0, 17 * (5 + 17), 8 * (5 + 8)]
+    assert found["fast plan"][2:4] == ["at least 17", 8]
+
+
 @old
 @pytest.mark.gpu
 def test_kernels_in_a_graph_are_checked(tmp_path: Path) -> None:
