@@ -437,8 +437,9 @@ class CapturedCheck:
             self.room, kv_size, out_size, *of_table, self._pool_size(), self.num_slots, **compiled,
         )  # fmt: skip
         kernels.judge_slots_kernel[(self.room,)](
-            *of_call, table, known.get("num_nodes"), self._plan, self._state, self._numbers,
-            self._held, self._doubly, self.room, out_size, *of_table, self.num_slots,
+            *of_call, table, known.get("num_nodes"), known.get("positions"),
+            self._plan, self._state, self._numbers, self._held, self._doubly, self.room, out_size,
+            max(self._size("positions"), 0), *of_table, self.num_slots,
             HAS_KV=self._has_kv(), BLOCK=128,
         )  # fmt: skip
         kernels.clear_slots_kernel[(self.room, shares)](

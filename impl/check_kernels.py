@@ -880,6 +880,21 @@ def real_rows(num_nodes, b, q_len):
 
 
 @triton.jit
+def slot_rows(num_nodes, positions, b, start, q_len, positions_size, BLOCK: tl.constexpr):
+    """Query rows of a request whose slots are judged: its real nodes, or those that positions tell."""
+    real = real_rows(num_nodes, b, q_len)
+    if num_nodes is None and positions is not None:
+        knows = (q_len > 0) & (start + q_len <= positions_size)
+        root = tl.load(positions + start, mask=knows, other=0).to(tl.int64)
+        for first in range(0, q_len, BLOCK):
+            row = first + tl.arange(0, BLOCK).to(tl.int64)
+            is_row = knows & (row > 0) & (row < q_len)
+            at = tl.load(positions + start + row, mask=is_row, other=0).to(tl.int64)
+            real = tl.minimum(real, tl.min(tl.where(is_row & (at <= root), row, q_len), axis=0))
+    return real
+
+
+@triton.jit
 def check_differs(bad, entry, expected, found, site, b, part, is_done, state, numbers, room):
     """Note the first entry of a block that differs, unless one before it did; return whether one has."""
     first = tl.min(tl.where(bad, entry, NOWHERE), axis=0)
@@ -918,15 +933,16 @@ def rows_kernel(
         is_short = has_tokens & (token_rows < real)
         report(is_short, INPUT_IDS, b, 0, real, token_rows, state, numbers, room)
         has_tokens = has_tokens & (token_rows >= real)
+    written = slot_rows(num_nodes, positions, b, start, q_len, positions_size, BLOCK)
     has_slots = start + q_len <= out_size
-    has_table = (tl.load(state + KV_HOLDS) != 0) & knows_prefix & (start + real <= out_size)
+    has_table = (tl.load(state + KV_HOLDS) != 0) & knows_prefix & (start + written <= out_size)
     if slot_table is not None:
-        held = tl.maximum(tl.minimum(max_context - prefix_len, real), 0)
-        is_short = has_table & (held < real)
+        held = tl.maximum(tl.minimum(max_context - prefix_len, written), 0)
+        is_short = has_table & (held < written)
         report(
-            is_short, SLOT_TABLE, b, 1, prefix_len + real, prefix_len + held, state, numbers, room,
+            is_short, SLOT_TABLE, b, 1, prefix_len + written, prefix_len + held, state, numbers, room,
         )  # fmt: skip
-        has_table = has_table & (held >= real)
+        has_table = has_table & (held >= written)
 
     off = 0
     unfed = 0
@@ -967,18 +983,18 @@ def rows_kernel(
             is_mine = (row < q_len) & has_slots
             slot = tl.load(out_cache_loc + start + row, mask=is_mine, other=0).to(tl.int64)
             is_over = (pool_size >= 0) & (slot >= pool_size)
-            bad = is_mine & is_real & ((slot < 0) | is_over)
+            bad = is_mine & (row < written) & ((slot < 0) | is_over)
             outside = check_differs(
                 bad, row, tl.zeros([BLOCK], tl.int64), slot, OUT_CACHE_LOC, b, 0, outside, state, numbers,
                 room,
             )  # fmt: skip
-            bad = is_mine & (row >= real) & ((slot < -1) | is_over)
+            bad = is_mine & (row >= written) & ((slot < -1) | is_over)
             unwritten = check_differs(
                 bad, row, tl.zeros([BLOCK], tl.int64), slot, OUT_CACHE_LOC, b, 1, unwritten, state, numbers,
                 room,
             )  # fmt: skip
             if slot_table is not None:
-                is_held = is_real & has_table
+                is_held = (row < written) & has_table
                 slot = tl.load(out_cache_loc + start + row, mask=is_held, other=0).to(tl.int64)
                 at = row_offset(b, table_stride, kv_len(prefix_len, row))
                 want = tl.load(slot_table + at, mask=is_held, other=0).to(tl.int64)
@@ -1072,10 +1088,10 @@ def mark_slots_kernel(
 
 @triton.jit
 def judge_slots_kernel(
-    kv_indices, out_cache_loc, slot_table, num_nodes,
+    kv_indices, out_cache_loc, slot_table, num_nodes, positions,
     plan, state, numbers,
     held, doubly,
-    room, out_size, table_stride, max_context, num_slots,
+    room, out_size, positions_size, table_stride, max_context, num_slots,
     HAS_KV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Say what the marks of one request's slots mean."""
@@ -1107,7 +1123,7 @@ def judge_slots_kernel(
                 report(True, SLOT_TABLE, b, 0, want, found, state, numbers, room)
             tl.store(plan + row_offset(MOVED, room, b), NOWHERE)
     if out_cache_loc is not None:
-        real = real_rows(num_nodes, b, q_len)
+        real = slot_rows(num_nodes, positions, b, start, q_len, positions_size, BLOCK)
         pad = tl.load(state + PAD_SLOT)
         sure = real
         if num_nodes is None:

@@ -20,6 +20,22 @@ def real_rows(call: Call, sizes: Sizes, b: int) -> int:
     return q_len if call.num_nodes is None else max(0, min(q_len, int(call.num_nodes[b])))
 
 
+def slot_rows(call: Call, sizes: Sizes, b: int) -> int:
+    """Query rows of request b whose slots are judged: its real nodes.
+
+    Where the call does not count them, the root's row and those behind it that lie at a position behind
+    its own; the rest may be padding, which is at the root's position or nowhere.
+    """
+    real, start = real_rows(call, sizes, b), sizes.row_starts[b]
+    if call.num_nodes is not None or call.positions is None or not real:
+        return real
+    found = call.positions[start : start + real]
+    if found.numel() < real:
+        return real
+    ends = (found[1:] <= found[0]).nonzero().flatten().tolist()
+    return 1 + ends[0] if ends else real
+
+
 def _rows(value: Tensor, sizes: Sizes, b: int, count: int) -> Tensor | None:
     """The first ``count`` rows of request b; None where the tensor ends before."""
     start = sizes.row_starts[b]
@@ -159,7 +175,7 @@ def out_cache_loc(call: Call, sizes: Sizes) -> Iterator[Violation]:
     for b, q_len in enumerate(sizes.q_lens):
         slots = _rows(call.out_cache_loc, sizes, b, q_len)
         if slots is not None:
-            real = real_rows(call, sizes, b)
+            real = slot_rows(call, sizes, b)
             yield from _outside(call, b, "out_cache_loc", slots[:real], least=0)
             yield from _outside(call, b, "out_cache_loc of padding", slots[real:], least=-1)
 
@@ -171,12 +187,11 @@ def write_unique(call: Call, sizes: Sizes) -> Iterator[Violation]:
     values, inverse, counts = slots.unique(return_inverse=True, return_counts=True)
     shared = (counts > 1)[inverse] & (values >= 0)[inverse]
     for b in range(sizes.batch):
-        start = sizes.row_starts[b]
-        bad = shared[start : start + real_rows(call, sizes, b)].nonzero().flatten()
+        start, real = sizes.row_starts[b], slot_rows(call, sizes, b)
+        bad = shared[start : start + real].nonzero().flatten()
         if bad.numel():
             slot = int(slots[start + int(bad[0])])
             writers = (slots == slot).nonzero().flatten().tolist()
-            real = real_rows(call, sizes, b)
             depths = _depths(call, b)[:real]
             hint = diagnosis.written_by_depth(slots[start : start + real], depths)
             yield Violation(
@@ -218,7 +233,7 @@ def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
             hint = diagnosis.slots(prefixes[b], table, 0)
             yield from _differs(b, "kv_indices", prefixes[b], table[:prefix_len], 0, hint)
         if call.out_cache_loc is not None and sizes.q_lens is not None:
-            real = real_rows(call, sizes, b)
+            real = slot_rows(call, sizes, b)
             slots = _rows(call.out_cache_loc, sizes, b, real)
             if slots is not None:
                 hint = diagnosis.slots(slots, table, prefix_len, _depths(call, b)[:real])

@@ -8,7 +8,7 @@ import torch
 
 from ddtree.invariants import TABLE, Call, InvariantViolation, report, violations
 from ddtree.spec import QLen, VerifyBuffers
-from tests.invariants.calls import captured, field, indptr, put, verify, whole_round
+from tests.invariants.calls import captured, field, indptr, put, tables, verify, whole_round
 from tests.invariants.mutants.kinds import Mutant, short_mask, tied
 from tests.invariants.mutants.of_acceptance import ACCEPTANCE
 from tests.invariants.mutants.of_buffers import BUFFERS
@@ -19,6 +19,17 @@ from tests.invariants.mutants.of_mask import MASK
 from tests.invariants.mutants.of_tree import TREE
 
 MUTANTS = [*CALL, *TREE, *LAYOUT, *MASK, *BUFFERS, *ACCEPTANCE, *COMMIT]
+
+
+def _padded_writes(slots: list[int]) -> Call:
+    """Layout, mask and slot table of two requests of 13 nodes in 17 rows; the padding's slots are these."""
+    table = tables(2, 22)
+    _, layout, mask = verify([5, 3], 16, 3, horizon=2)
+    call = Call.of(layout, mask, slot_table=table, kv_pool_size=100)
+    written = field(call, "out_cache_loc").clone()
+    written[13:17] = written[30:34] = torch.tensor(slots)
+    return replace(call, out_cache_loc=written)
+
 
 CLEAN: dict[str, Callable[[], Call]] = {
     "a whole round": whole_round,
@@ -70,6 +81,14 @@ CLEAN: dict[str, Callable[[], Call]] = {
         "out_cache_loc",
         slice(14, 17),
         int(field(whole_round(), "out_cache_loc")[13]),
+    ),
+    "padding that is not written, in a call without its tree": lambda: _padded_writes([-1] * 4),
+    "padding that shares a slot, in a call without its tree": lambda: _padded_writes([99] * 4),
+    "padding in fixed buffers, at position 0 and unwritten, without its tree": lambda: put(
+        replace(_padded_writes([-1] * 4), is_captured=True, pad_slot=-1),
+        "positions",
+        slice(13, 17),
+        0,
     ),
     "offsets of 64 bits": lambda: Call(num_rows=15409, vocab_size=151936, offset_bits=64),
     "the last offset of 32 bits": lambda: Call(

@@ -251,6 +251,31 @@ LAYOUT = [
     ),
     Mutant(
         "write_unique",
+        "the same in a call without its tree",
+        change(
+            lambda c: {
+                "out_cache_loc": _clamped(c),
+                **dict.fromkeys(("num_nodes", "parents", "depths", "token_ids", "scores")),
+            }
+        ),
+        0,
+        "one writer",
+    ),
+    Mutant(
+        "out_cache_loc",
+        "a node's row unwritten, in a call without its tree",
+        change(
+            lambda c: {
+                "out_cache_loc": torch.where(torch.arange(34) == 12, -1, field(c, "out_cache_loc")),
+                **dict.fromkeys(("num_nodes", "parents", "depths", "token_ids", "scores")),
+            }
+        ),
+        0,
+        None,
+        -1,
+    ),
+    Mutant(
+        "write_unique",
         "a chain's row that padding overwrites",
         lambda: _over_last_node(topk=1, horizon=7),
         0,
