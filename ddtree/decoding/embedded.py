@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +186,14 @@ def _from_gguf(path: Path, dtype: torch.dtype, say: Progress) -> tuple[Any, Any]
     source = {"gguf_file": path.name, "local_files_only": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
-        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **source)
+        # the conversion has a bar of its own, which Transformers' switch does not know
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **source)
     except ImportError as error:
-        raise InputError(f"reading a .gguf file needs the gguf package: {error}") from error
+        raise InputError(
+            f"reading a .gguf file needs packages that are not here ({_first_line(error)}); run: "
+            'pip install "ddtree[models]"'
+        ) from error
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot read {path}: {_first_line(error)}") from error
     if _pre_tokenizer_name(path) == "smollm":
