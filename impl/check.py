@@ -171,6 +171,15 @@ class CapturedCheck:
         self.num_slots = call.kv_pool_size or num_slots or SLOTS
         self.broken_shapes = _broken_shapes(shapes, self.batch)
 
+    def _hides_padding(self) -> bool:
+        """Whether the host alone tells padding: by trees that are not counted, or not at all.
+
+        The device then judges the roots' rows and leaves each call to it.
+        """
+        known = self._fields.keys()
+        tells = {"parents", "depths", "scores"} & known or "positions" not in known
+        return self.level == "full" and bool(tells) and bool({"out_cache_loc", "input_ids"} & known)
+
     def _trees(self) -> list[Tensor]:
         names = ("token_ids", "parents", "depths", "scores")
         return [self._fields[name] for name in names if name in self._fields] or [torch.empty(0, 1)]
@@ -185,6 +194,10 @@ class CapturedCheck:
                 size if isinstance(size, tuple) else (size,), value, dtype=dtype, device=self.device
             )
 
+        self._nodes = self._fields.get("num_nodes")
+        self._always_doubt = self._nodes is None and self._hides_padding()
+        if self._always_doubt:
+            self._nodes = filled(self.room, 1, torch.int32)
         self._plan = filled((kernels.PLAN_ROWS, self.room), NOWHERE)
         self._state = filled(kernels.STATE_WORDS, 0)
         for word in (kernels.FIRST, kernels.STALE_BIT, kernels.BAD_BIAS):
@@ -279,7 +292,7 @@ class CapturedCheck:
         kernels.finish_kernel[(1,)](
             bias, self._state, self._numbers, self._record, self.room,
             max(1, bias[0].numel()) if bias is not None and len(bias) else 1,
-            self._always_key, 0,
+            self._always_key, int(self._always_doubt),
             TRAP=self.trap and self.device.type == "cuda", num_warps=1,
         )  # fmt: skip
         if self._snapshot is not None and self._layout:
@@ -406,10 +419,10 @@ class CapturedCheck:
         table = known.get("slot_table")
         names = (
             "positions", "input_ids", "out_cache_loc", "slot_table",
-            "token_ids", "parents", "depths", "num_nodes",
+            "token_ids", "parents", "depths",
         )  # fmt: skip
         kernels.rows_kernel[(self.room,)](
-            *(known.get(name) for name in names),
+            *(known.get(name) for name in names), self._nodes,
             self._plan, self._state, self._numbers,
             self.room, self._trees()[0].shape[1], self._size("token_ids", 1),
             *(max(self._size(name), 0) for name in ("positions", "input_ids", "out_cache_loc")),
@@ -437,7 +450,7 @@ class CapturedCheck:
             self.room, kv_size, out_size, *of_table, self._pool_size(), self.num_slots, **compiled,
         )  # fmt: skip
         kernels.judge_slots_kernel[(self.room,)](
-            *of_call, table, known.get("num_nodes"), known.get("positions"),
+            *of_call, table, self._nodes, known.get("positions"),
             self._plan, self._state, self._numbers, self._held, self._doubly, self.room, out_size,
             max(self._size("positions"), 0), *of_table, self.num_slots,
             HAS_KV=self._has_kv(), BLOCK=128,

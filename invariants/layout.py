@@ -15,25 +15,42 @@ from ddtree.invariants.violation import Violation
 
 
 def real_rows(call: Call, sizes: Sizes, b: int) -> int:
-    """Query rows of request b that are real nodes; all of them where the call does not say."""
+    """Query rows of request b that are real nodes; all of them where the call does not say.
+
+    Where it does not count them, its trees tell: nodes have a parent, a depth, a finite score, padding none.
+    """
     q_len = (sizes.q_lens or [])[b]
-    return q_len if call.num_nodes is None else max(0, min(q_len, int(call.num_nodes[b])))
+    if call.num_nodes is not None:
+        return max(0, min(q_len, int(call.num_nodes[b])))
+    for is_node in (
+        None if call.parents is None else call.parents[b] >= 0,
+        None if call.depths is None else call.depths[b] > 0,
+        None if call.scores is None else call.scores[b].isfinite(),
+    ):
+        if is_node is not None:
+            return min(q_len, 1 + _leading(is_node[1:]))
+    return q_len
 
 
-def slot_rows(call: Call, sizes: Sizes, b: int) -> int:
-    """Query rows of request b whose slots are judged: its real nodes.
+def _leading(flags: Tensor) -> int:
+    """How many hold before the first that does not."""
+    ends = (~flags).nonzero().flatten().tolist()
+    return ends[0] if ends else flags.numel()
 
-    Where the call does not count them, the root's row and those behind it that lie at a position behind
-    its own; the rest may be padding, which is at the root's position or nowhere.
+
+def slot_rows(call: Call, sizes: Sizes, b: int) -> int | None:
+    """Query rows of request b whose slots are judged: its real nodes; None where nothing tells them.
+
+    Without a tree they are the root's row and those behind it that lie at a position behind its own; the
+    rest may be padding, which is at the root's position or nowhere.
     """
     real, start = real_rows(call, sizes, b), sizes.row_starts[b]
-    if call.num_nodes is not None or call.positions is None or not real:
+    if any(t is not None for t in (call.num_nodes, call.parents, call.depths, call.scores)):
         return real
-    found = call.positions[start : start + real]
-    if found.numel() < real:
-        return real
-    ends = (found[1:] <= found[0]).nonzero().flatten().tolist()
-    return 1 + ends[0] if ends else real
+    found = None if call.positions is None else call.positions[start : start + real]
+    if found is None or not real or found.numel() < real:
+        return None
+    return 1 + _leading(found[1:] > found[0])
 
 
 def _rows(value: Tensor, sizes: Sizes, b: int, count: int) -> Tensor | None:
@@ -175,7 +192,8 @@ def out_cache_loc(call: Call, sizes: Sizes) -> Iterator[Violation]:
     for b, q_len in enumerate(sizes.q_lens):
         slots = _rows(call.out_cache_loc, sizes, b, q_len)
         if slots is not None:
-            real = slot_rows(call, sizes, b)
+            told = slot_rows(call, sizes, b)
+            real = min(q_len, 1) if told is None else told  # of the others each may be padding
             yield from _outside(call, b, "out_cache_loc", slots[:real], least=0)
             yield from _outside(call, b, "out_cache_loc of padding", slots[real:], least=-1)
 
@@ -187,7 +205,8 @@ def write_unique(call: Call, sizes: Sizes) -> Iterator[Violation]:
     values, inverse, counts = slots.unique(return_inverse=True, return_counts=True)
     shared = (counts > 1)[inverse] & (values >= 0)[inverse]
     for b in range(sizes.batch):
-        start, real = sizes.row_starts[b], slot_rows(call, sizes, b)
+        start, told = sizes.row_starts[b], slot_rows(call, sizes, b)
+        real = real_rows(call, sizes, b) if told is None else told
         bad = shared[start : start + real].nonzero().flatten()
         if bad.numel():
             slot = int(slots[start + int(bad[0])])
@@ -233,18 +252,15 @@ def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
             hint = diagnosis.slots(prefixes[b], table, 0)
             yield from _differs(b, "kv_indices", prefixes[b], table[:prefix_len], 0, hint)
         if call.out_cache_loc is not None and sizes.q_lens is not None:
-            real = slot_rows(call, sizes, b)
+            told = slot_rows(call, sizes, b)
+            real = real_rows(call, sizes, b) if told is None else told
             slots = _rows(call.out_cache_loc, sizes, b, real)
             if slots is not None:
                 hint = diagnosis.slots(slots, table, prefix_len, _depths(call, b)[:real])
-                yield from _differs(
-                    b,
-                    "out_cache_loc",
-                    slots,
-                    table[prefix_len : prefix_len + real],
-                    prefix_len,
-                    hint,
-                )
+                right = table[prefix_len : prefix_len + real]
+                if told is None and right.numel() == real:
+                    slots = slots.where(slots != -1, right)  # padding, for all that is known
+                yield from _differs(b, "out_cache_loc", slots, right, prefix_len, hint)
 
 
 def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:

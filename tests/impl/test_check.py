@@ -111,6 +111,19 @@ def test_cheap_reads_indptrs_and_lengths_alone() -> None:
     )
 
 
+def test_trees_without_counts_are_left_to_the_host() -> None:
+    """The device, which does not tell their padding, raises no alarm; a node's row unwritten is named."""
+    whole = replace(whole_round(), num_nodes=None, slot_table=None, positions=None)
+    padded = put(whole, "out_cache_loc", slice(13, 17), -1)
+    made = CapturedCheck(on_device(padded))
+    run(made)
+    assert (made.wait(), made.counts[1]) == (None, 0) and made.doubts
+    made = CapturedCheck(on_device(put(padded, "out_cache_loc", 12, -1)))
+    run(made)
+    violation = made.wait()
+    assert violation is not None and violation.invariant == "out_cache_loc"
+
+
 def test_a_strided_field_is_read_as_it_is_at_each_launch() -> None:
     """A slot table that is a part of a larger one is followed."""
     call = on_device(whole_round())

@@ -29,7 +29,7 @@ from ddtree.spec import (
 )
 from ddtree.spec.index import mask_len
 from ddtree.spec.mask import Form
-from tests.invariants.calls import indptr, tables, verify
+from tests.invariants.calls import indptr, put, tables, verify
 
 FIELDS = ("qo_indptr", "mask_indptr", "max_q_len")
 
@@ -453,3 +453,36 @@ def test_an_empty_indptr_is_told_in_words() -> None:
 def indptr_of_one() -> dict[str, Any]:
     """One request's prefix."""
     return {"kv_indptr": torch.tensor([0, 5])}
+
+
+TREE_FIELDS = ("num_nodes", "parents", "depths", "scores", "token_ids")
+
+
+@pytest.mark.parametrize("kept", ["parents", "depths", "scores", "positions", ""])
+@pytest.mark.parametrize("buffered", [False, True])
+def test_padding_is_told_by_whatever_there_is(kept: str, buffered: bool) -> None:
+    """Rows that one field shows to be padding may be unwritten and fed anything; a node's may not.
+
+    Where no field tells, only the root's row must be written.
+    """
+    tree, layout, mask = verify([5, 3], 16, 3, horizon=2)
+    table = tables(2, 22)
+    slots, fed = layout.out_cache_loc.clone(), tree.token_ids.flatten()
+    for start in (0, 17):
+        slots[start + 13 : start + 17], fed[start + 13 : start + 17] = -1, 7
+    whole = Call.of(tree, layout, mask, slot_table=table, out_cache_loc=slots, input_ids=fed)
+    if buffered:
+        buffers = VerifyBuffers(3, QLen(20), 9)
+        buffers.fill(tree, replace(layout, out_cache_loc=slots), mask)
+        buffers.token_ids[:34] = fed
+        whole = Call.of(tree, buffers, slot_table=table)
+    told = (kept, "token_ids") if kept in {"parents", "depths", "scores"} else ()
+    gone = {name: None for name in TREE_FIELDS if name not in told}
+    call = replace(whole, **gone, **({} if kept == "positions" else {"positions": None}))
+    call = replace(call, q_lens=torch.tensor([17, 17]))
+    assert [str(violation) for violation in violations(call)] == []
+    row = 12 if kept else 0
+    spoilt = put(call, "out_cache_loc", row, -1)
+    named = violations(spoilt)[0]
+    assert (named.invariant, named.request, named.found) == ("out_cache_loc", 0, -1)
+    assert report(spoilt).broken[0].detail == f"out_cache_loc, entry {row} of the request"
