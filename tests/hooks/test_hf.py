@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import transformers
 from ddtree import InvariantViolation, spec
 from ddtree.decoding.target import HFTarget
 from ddtree.hooks import attach
+from ddtree.invariants import actions
 
 
 @pytest.fixture
@@ -97,6 +99,7 @@ def test_the_hook_says_where_it_is_and_writes_what_it_finds(
     """By default violations are logged and dumped, only so many of them, and the pass goes on."""
     monkeypatch.setenv("DDTREE_DEBUG_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("DDTREE_DEBUG_MAX_DUMPS", "2")
+    monkeypatch.setattr(actions, "_numbers", count(1))  # of a process that has dumped nothing yet
     tree, layout, mask = a_pass(target)
     by_row = replace(layout, positions=target.prefix_len + torch.arange(17))
     with caplog.at_level(logging.WARNING), attach(target.model):
