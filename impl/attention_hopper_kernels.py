@@ -363,7 +363,6 @@ def _produce(
         tree_stride_row, tree_stride_head, pool_stride_slot, pool_stride_head,
     ) = sources  # fmt: skip
     _, _, _, positions = masks
-    k_full, k_empty, v_full, v_empty = barriers
     # of 16-bit entries 16 bytes a thread; of fp8 8 bytes, which become 16
     width: gl.constexpr = HEAD_DIM // 4 if FP8 else HEAD_DIM
     copies: gl.constexpr = gl.BlockedLayout(
@@ -435,11 +434,13 @@ def _produce(
                         row_offset(slot.to(OFFSET), pool_stride_slot, 0)[:, None] + offs_d[None, :]
                     )
                     if FP8:
-                        # the next keys are on their way while the values are converted, and so on
+                        # a fence waits for loads too: the next block's start after it
                         has_next = (offset >= 0) & (j + 1 < full_stop)
-                        _put(_converted(k, k_blocks.dtype), k_blocks, k_full, k_empty, done, STAGES)
+                        _put(
+                            _converted(k, k_blocks.dtype), _converted(v, k_blocks.dtype),
+                            k_blocks, v_blocks, barriers, done, STAGES,
+                        )  # fmt: skip
                         k = gl.load(key_head + offset, mask=has_next)
-                        _put(_converted(v, k_blocks.dtype), v_blocks, v_full, v_empty, done, STAGES)
                         v = gl.load(value_head + offset, mask=has_next)
                     else:
                         _copy(
@@ -474,15 +475,19 @@ def _produce(
                                 row_offset(kv_head, tree_stride_head, 0),
                             )
                             own = own[:, None] + offs_w[None, :]
-                            _put(gl.load(key + own), k_blocks, k_full, k_empty, done, STAGES)
-                            _put(gl.load(value + own), v_blocks, v_full, v_empty, done, STAGES)
+                            own_k, own_v = gl.load(key + own), gl.load(value + own)
+                            _put(own_k, own_v, k_blocks, v_blocks, barriers, done, STAGES)
                         else:
                             pooled = row_offset(slot.to(OFFSET), pool_stride_slot, 0)
                             pooled = pooled[:, None] + offs_d[None, :]
-                            more_k = _converted(gl.load(key_head + pooled), k_blocks.dtype)
-                            _put(more_k, k_blocks, k_full, k_empty, done, STAGES)
-                            more_v = _converted(gl.load(value_head + pooled), k_blocks.dtype)
-                            _put(more_v, v_blocks, v_full, v_empty, done, STAGES)
+                            last_k, last_v = (
+                                gl.load(key_head + pooled),
+                                gl.load(value_head + pooled),
+                            )
+                            _put(
+                                _converted(last_k, k_blocks.dtype), _converted(last_v, k_blocks.dtype),
+                                k_blocks, v_blocks, barriers, done, STAGES,
+                            )  # fmt: skip
                     else:
                         offset = row_offset(
                             gl.where(in_tree, q_start + near, slot).to(OFFSET),
@@ -527,16 +532,21 @@ def _converted(packed, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _put(pairs, blocks, full, empty, done, STAGES: gl.constexpr):
-    """Store one block's rows, as pairs of entries, into its stage's buffer once that is empty."""
+def _put(k, v, k_blocks, v_blocks, barriers, done, STAGES: gl.constexpr):
+    """Store one block's rows, as pairs of entries, into its stage's buffers once they are empty."""
+    k_full, k_empty, v_full, v_empty = barriers
     stage = col_of(done, STAGES)
-    mbarrier.wait(empty.index(stage), ((done // STAGES) & 1) ^ 1)
+    phase = ((done // STAGES) & 1) ^ 1
     # a buffer of 16-bit entries seen as one of words: the same bytes under the same swizzle
     words: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    shape: gl.constexpr = [blocks.shape[1], blocks.shape[2] // 2]
-    blocks.index(stage)._reinterpret(gl.int32, shape, words).store(pairs)  # noqa: SLF001
+    shape: gl.constexpr = [k_blocks.shape[1], k_blocks.shape[2] // 2]
+    mbarrier.wait(k_empty.index(stage), phase)
+    k_blocks.index(stage)._reinterpret(gl.int32, shape, words).store(k)  # noqa: SLF001
+    mbarrier.wait(v_empty.index(stage), phase)
+    v_blocks.index(stage)._reinterpret(gl.int32, shape, words).store(v)  # noqa: SLF001
     fence_async_shared()  # the matrix units read by another path than the stores went
-    mbarrier.arrive(full.index(stage))
+    mbarrier.arrive(k_full.index(stage))
+    mbarrier.arrive(v_full.index(stage))
 
 
 @gluon.jit
