@@ -201,8 +201,9 @@ def _attend(
     )
     is_aligned = all(map(_is_aligned, (key, value, key_pool, value_pool)))
     config = choose_config(
-        query.dtype, query.shape[2], _capability(query.device) if is_aligned else 0
-    )
+        query.dtype, query.shape[2], _capability(query.device) if is_aligned else 0,
+        fp8=key_pool.dtype in FP8,
+    )  # fmt: skip
     output, lse = attend(
         query, key, value, key_pool, value_pool, layout, words,
         scale=scale,

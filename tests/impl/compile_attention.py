@@ -25,7 +25,7 @@ def compile_both(variant: str) -> list[Compiled]:
     with_options, fp8 = "options" in extras, "fp8" in extras
     q_len, q_heads, kv_heads = 65, 32, 8
     is_general = "general" in extras
-    config = choose_config(dtype, head_dim, 0 if is_general else int(capability) // 10)
+    config = choose_config(dtype, head_dim, 0 if is_general else int(capability) // 10, fp8=fp8)
     indptr = torch.zeros(2, dtype=torch.int32)
     rows = torch.zeros(q_len, dtype=torch.int64)
     layout = spec.VerifyLayout(indptr, indptr, rows, indptr.long(), spec.QLen(q_len), rows, rows)

@@ -377,7 +377,7 @@ def test_chosen_configurations(
     call = Call(
         [65, 1, 33], [1000, 64, 0], 4, dtype, 2, head_dim, page_size, padding=3, fp8=fp8
     )  # fmt: skip
-    config = choose_config(dtype, head_dim, torch.cuda.get_device_capability()[0])
+    config = choose_config(dtype, head_dim, torch.cuda.get_device_capability()[0], fp8=fp8)
     sinks = torch.linspace(-3, 8, 8, device=DEVICE)
     for options in ({}, {"window": 40}, {"window": 40, "softcap": 20.0, "sinks": sinks}):
         call.check(config, 264, **options)

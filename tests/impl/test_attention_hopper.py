@@ -7,7 +7,7 @@ import torch
 
 from ddtree import impl, spec
 from ddtree.impl.attention import attend
-from ddtree.impl.attention_configs import HopperConfig
+from ddtree.impl.attention_configs import choose_config
 from tests.impl.test_attention import TOLERANCE, Call, error, map_tensors
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -15,7 +15,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9"),
 ]
-CONFIG = HopperConfig()
+CONFIG = {fp8: choose_config(torch.bfloat16, 128, 9, fp8=fp8) for fp8 in (False, True)}
+"""As chosen, for pools of fp8 and for others."""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ CONFIG = HopperConfig()
 def test_sizes(q_lens: list[int], prefixes: list[int], num_programs: int, *, fp8: bool) -> None:
     """Every size beside a block's, a share's or a tile's agrees, however many programs share it."""
     call = Call(q_lens, prefixes, 4, torch.bfloat16, kv_heads=2, head_dim=128, padding=1, fp8=fp8)
-    call.check(CONFIG, num_programs)
+    call.check(CONFIG[fp8], num_programs)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -61,7 +62,7 @@ def test_options(head_dim: int, options: dict[str, Any], *, fp8: bool) -> None:
     if "sinks" in options:
         options = {**options, "sinks": torch.linspace(-3, 8, 6, device="cuda")}
     for num_programs in (2, 132):
-        call.check(CONFIG, num_programs, **options)
+        call.check(CONFIG[fp8], num_programs, **options)
 
 
 @pytest.mark.parametrize("is_deep", [False, True])
@@ -75,7 +76,12 @@ def test_windows(pool: str, num_programs: int, *, is_deep: bool) -> None:
     )  # fmt: skip
     scales = {"key_scale": 0.3, "value_scale": torch.tensor([0.02, 7.0], device="cuda")}
     for window in (1, 2, 3, 64, 70):
-        call.check(CONFIG, num_programs, window=window, **(scales if pool == "scaled" else {}))
+        call.check(
+            CONFIG[pool == "fp8"],
+            num_programs,
+            window=window,
+            **(scales if pool == "scaled" else {}),
+        )
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -91,7 +97,7 @@ def test_scales_of_pools(scales: dict[str, Any], num_programs: int, *, fp8: bool
         name: scale.cuda() if isinstance(scale, torch.Tensor) else scale
         for name, scale in scales.items()
     }
-    call.check(CONFIG, num_programs, **({"key_scale": None, "value_scale": None} | given))
+    call.check(CONFIG[fp8], num_programs, **({"key_scale": None, "value_scale": None} | given))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -109,7 +115,7 @@ def test_every_fp8_number(dtype: torch.dtype) -> None:
         value_pool[call.layout.kv_indices, 0] = numbers[start : start + 128].cuda()
         output, _ = attend(
             *call.tensors, call.layout, call.mask.words, scale=1.0, softcap=None, sinks=None, window=None,
-            return_lse=False, config=CONFIG, num_programs=1,
+            return_lse=False, config=CONFIG[True], num_programs=1,
         )  # fmt: skip
         assert torch.equal(output[0, 0] * 2, numbers[start : start + 128].to(dtype).cuda())
 
@@ -122,8 +128,8 @@ def test_any_bits(*, fp8: bool) -> None:
     words[0, 4] = 0b10  # row 0 sees node 129
     words[5, 0] = -1  # row 5 sees nodes 0 to 31
     call.mask = spec.BitMask(words)
-    call.check(CONFIG, 1)
-    call.check(CONFIG, 132)
+    call.check(CONFIG[fp8], 1)
+    call.check(CONFIG[fp8], 132)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
