@@ -28,6 +28,7 @@ def calls(
     *,
     ragged: bool | None = None,
     max_q_len: int = MAX_Q_LEN,
+    page_size: int | None = None,
 ) -> VerifyCall:
     """Verify passes of up to ``max_batch`` requests; the smallest is one root without a prefix.
 
@@ -36,6 +37,7 @@ def calls(
         max_batch: most requests.
         ragged: whether requests have widths of their own; None: now and then.
         max_q_len: most rows of a request.
+        page_size: of the pool; None: 1, 4 or 16.
     """
     batch = draw(hs.integers(1, max_batch))
     awkward = [budget + 1 for budget in AWKWARD_BUDGETS]
@@ -50,7 +52,8 @@ def calls(
     tree = tree_of(trees, width)
     prefix_lens = torch.tensor(prefixes, dtype=torch.int32)
     context = max(prefixes) + width + draw(hs.integers(0, 3))
-    slots = slot_table(draw(hs.sampled_from((1, 4, 16))), batch, context, draw(hs.integers(0, 255)))
+    page = draw(hs.sampled_from((1, 4, 16))) if page_size is None else page_size
+    slots = slot_table(page, batch, context, draw(hs.integers(0, 255)))
     own = draw(hs.booleans()) if ragged is None else ragged
     q_lens = None
     if own:

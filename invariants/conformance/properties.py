@@ -166,13 +166,17 @@ def attention_cases(
     """Calls of all sizes, run in one way or, for None, in any; the oracle's capacity is kept to."""
     dtype = backend.dtypes[0] if dtype is None else dtype
     is_oracle, is_open = option == "oracle", option == "open"
-    drawn = calls(max_batch, max_q_len=OPEN_Q_LEN if is_open else MAX_Q_LEN)
+    drawn = partial(calls, max_batch, max_q_len=OPEN_Q_LEN if is_open else MAX_Q_LEN)
     ways: tuple[Execution, ...] = get_args(Execution) if execution is None else (execution,)
     way = draw(hs.sampled_from(ways))
+    call = draw(drawn())
+    earlier = None  # on the same pool, so of the same page size
+    if way == "replay":
+        earlier = draw(drawn(page_size=call.slots.page_size))
     case = AttentionCase(
-        draw(drawn),
+        call,
         way,
-        draw(drawn) if way == "replay" else None,
+        earlier,
         draw(hs.sampled_from(backend.mask_forms)) if way == "eager" else "flat",
         dtype,
         seed=0 if is_oracle else draw(hs.integers(0, 2**16)),

@@ -98,11 +98,14 @@ def test_the_record_of_the_peers(record: Path) -> None:
     ran = {name: p for name, p in data["peers"].items() if "properties" in p}
     head, *rows = page.one("table").table()
     assert head[1:] == list(ran)
-    for i, row in enumerate(rows):
-        for cell, peer in zip(row[1:], ran.values(), strict=True):
-            assert {"holds": "✓", "broken": "✕"}.get(peer["properties"][i]["state"], "·") == (
-                cell.strip()[:1] or "·"
-            )
+    told = {}
+    for row in rows:
+        for cell, peer in zip(row[1:], ran, strict=True):
+            told["".join(row[0].split()), peer] = cell.strip()[:1] or "·"
+    for name, peer in ran.items():
+        for p in peer["properties"]:
+            shown = told["".join(f"{p['property']}{p['statement']}".split()), name]
+            assert shown == {"holds": "✓", "broken": "✕"}.get(p["state"], "·")
     broken = [p for peer in ran.values() for p in peer["properties"] if p["state"] == "broken"]
     assert all(p["smallest_case"] in page.text for p in broken)
 

@@ -1,11 +1,13 @@
 """A run of ``ddtree conform`` as a page: what holds, and the smallest failing case of what does not."""
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from ddtree.invariants import report as checked
 from ddtree.invariants.capture import read
 from ddtree.invariants.conformance.failure import smallest
+from ddtree.invariants.conformance.fuzz import ids
 from ddtree.pictures.pages.call import call_pictures
 from ddtree.pictures.pages.markup import Markup, counted, join, table, tag
 from ddtree.pictures.pages.page import command, facts, folded, page, section, state
@@ -130,15 +132,12 @@ def record_page(data: dict[str, Any]) -> tuple[str, bytes]:
         if broken
         else "nothing that ran is broken"
     )
-    first: list[dict[str, Any]] = next(iter(ran.values()), {"properties": []})["properties"]
     rows = [
         (
-            tag(
-                "th", tag("b", p["property"]), tag("br"), tag("span", p["statement"], class_="dim")
-            ),
-            *(_mark(peer["properties"][i]) for peer in ran.values()),
+            tag("th", tag("b", name), tag("br"), tag("span", statement, class_="dim")),
+            *(_mark(found) for found in cells),
         )
-        for i, p in enumerate(first)
+        for name, statement, cells in by_property(ran.values())
     ]
     crossing = tag("div", table(("property", *ran), rows, "crossing"), class_="wide", tabindex=0)
     cases = [
@@ -167,6 +166,20 @@ def record_page(data: dict[str, Any]) -> tuple[str, bytes]:
         else None,
         section("Did not run here", tag("ul", *not_run)) if not_run else None,
     )
+
+
+def by_property(
+    peers: Collection[dict[str, Any]],
+) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Each property that any peer of a record was held to: its id, its statement, and what each peer did.
+
+    A peer that ran before the property was there does not offer it.
+    """
+    order = ids()
+    known = {p["property"]: p["statement"] for peer in peers for p in peer["properties"]}
+    for name in sorted(known, key=lambda n: order.index(n) if n in order else len(order)):
+        found = [{p["property"]: p for p in peer["properties"]}.get(name) for peer in peers]
+        yield name, known[name], [one or {"state": "not offered", "cases": 0} for one in found]
 
 
 def _mark(found: dict[str, Any]) -> Markup:
