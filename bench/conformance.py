@@ -40,7 +40,8 @@ REMARKS = {
     ("NVIDIA H200", "transformers-sdpa"): (
         "PyTorch's `scaled_dot_product_attention` does the same there by itself: float32, an additive mask "
         "whose lowest number is finite, 65 or 129 rows and entries; the last row comes out as if it saw "
-        "entry 0 alone. With 64 and 72, in half precision, and with `enable_gqa` (another kernel) it was right."
+        "entry 0 alone. With 64 and 72, in half precision, and with `enable_gqa` (another kernel) it was "
+        "right."
     ),
     ("NVIDIA H200", "flashinfer"): (
         "its two broken properties are a fault of what it was handed: after an earlier call of another "
