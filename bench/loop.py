@@ -1,7 +1,7 @@
 """The whole loop on a GPU: our rounds, the official loop and plain decoding, same weights, one run.
 
     python bench/loop.py --official FOLDER                       the embedded target and its drafter
-    python bench/loop.py --target tiny --device cpu --tokens 12  a rehearsal on tiny random models
+    python bench/loop.py --target tiny --device cpu --dtype float32 --tokens 12  a rehearsal
 
 Three methods decode the same prompts, so many new tokens each (stop tokens end nothing):
 
@@ -354,24 +354,6 @@ def measure(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """All rows, and what was left out."""
     rows, left_out = list[dict[str, Any]](), list[str]()
-    # the official code first: it wants the model's own attention
-    if options.official is None:
-        left_out.append("official: no --official")
-    elif setting.drafter_folder is None:
-        left_out.append("official: it has no prompt lookup")
-    else:
-        from bench.official import load_official
-
-        module = load_official(options.official)
-        setting.model.set_attn_implementation("sdpa")
-        drafter = official_drafter(setting)
-        for budget in options.official_budgets or options.budgets:
-            if setting.is_late:
-                left_out.append(f"official, budget {budget}: out of time")
-                continue
-            rows.append(run_official(setting, module, drafter, budget))
-            print(table(rows[-1:]).splitlines()[1], flush=True)
-        setting.model.set_attn_implementation("ddtree")
     for batch in options.batches:
         plain = run_plain(setting, batch)
         rows.append(plain)
@@ -385,9 +367,28 @@ def measure(
             row["gate"] = check(setting, row, plain["token_ids"])
             rows.append(row)
             print(table(rows[-1:]).splitlines()[1], flush=True)
-        for row in rows:
-            if row["method"] == "official" and batch == 1:
-                row["gate"] = check(setting, row, plain["token_ids"])  # told, not insisted on
+    # the official code last: it takes the longest, and wants the model's own attention
+    if options.official is None:
+        left_out.append("official: no --official")
+    elif setting.drafter_folder is None:
+        left_out.append("official: it has no prompt lookup")
+    else:
+        from bench.official import load_official
+
+        module = load_official(options.official)
+        setting.model.set_attn_implementation("sdpa")
+        drafter = official_drafter(setting)
+        alone = next((row for row in rows if row["method"] == "plain" and row["batch"] == 1), None)
+        for budget in options.official_budgets or options.budgets:
+            if setting.is_late:
+                left_out.append(f"official, budget {budget}: out of time")
+                continue
+            row = run_official(setting, module, drafter, budget)
+            if alone is not None:  # told, not insisted on
+                row["gate"] = check(setting, row, alone["token_ids"])
+            rows.append(row)
+            print(table(rows[-1:]).splitlines()[1], flush=True)
+        setting.model.set_attn_implementation("ddtree")
     return rows, left_out
 
 
