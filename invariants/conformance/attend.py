@@ -5,21 +5,21 @@ fills them with the call in place, and runs what was captured.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.failure import WrongResult
+from ddtree.invariants.shadow import copied
 from ddtree.invariants.strategies import VerifyCall
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import FlatMask, QLen, TreeMask
 from ddtree.spec.mask import Form, convert_mask, tree_mask
 
 Execution = Literal["eager", "buffers", "replay"]
-T = TypeVar("T")
 POISON = 512.0
 """What unwritten memory holds: finite, so that a masked read does no harm, and larger than what is right."""
 SPARE = 2
@@ -96,17 +96,20 @@ def attend(backend: Backend, case: AttentionCase, make: Callable[[VerifyCall, in
 
     Returns:
         The output, its first rows those of the call; or whatever tuple the backend returns.
+
+    Raises:
+        WrongResult: it wrote into what it was given.
     """
     function, device = backend.functions["verify_attention"], backend.device
-    options = {k: _moved(v, device) for k, v in case.options.items()}
+    options = {k: copied(v, device) for k, v in case.options.items()}
     if backend.accepts("verify_attention", "page_size"):
         options["page_size"] = case.call.slots.page_size
     calls = [call for call in (case.earlier, case.call) if call is not None]
     slots = max(call.slots.num_slots for call in calls)
     if case.execution == "eager":
-        mask = _moved(case.mask(case.call, case.form), device)
-        inputs, layout = make(case.call, slots), _moved(case.call.layout, device)
-        return function(*_moved(inputs, device), layout, mask, **options)
+        given = (*make(case.call, slots), case.call.layout, case.mask(case.call, case.form))
+        arguments = copied(given, device)
+        return _undisturbed(_named(arguments, options), lambda: function(*arguments, **options))
 
     buffers = VerifyBuffers(
         max(len(call.prefix_lens) for call in calls) + 1,
@@ -123,20 +126,20 @@ def attend(backend: Backend, case: AttentionCase, make: Callable[[VerifyCall, in
     )
 
     def write(call: VerifyCall) -> None:
-        tree, layout = _moved(call.tree, device), _moved(call.layout, device)
-        buffers.fill(tree, layout, _moved(case.flat(call), device))
+        buffers.fill(*copied((call.tree, call.layout, case.flat(call)), device))
         for into, part in zip(static, make(call, slots), strict=True):
             into.fill_(POISON)
             into[: part.shape[0]] = part.to(device)
 
     write(calls[0])
     arguments = (*static, buffers.layout, buffers.mask)
+    named = _named(arguments, options)
     if case.execution == "buffers":
-        return function(*arguments, **options)
+        return _undisturbed(named, lambda: function(*arguments, **options))
     run = (backend.capture or _capture(function, device))(*arguments, **options)
     run()
     write(case.call)
-    return run()
+    return _undisturbed(named, run)
 
 
 def output_of(result: Any, rows: int) -> Tensor:
@@ -187,16 +190,29 @@ def _capture(function: Callable[..., Any], device: str) -> Callable[..., Callabl
     return capture
 
 
-def _moved(value: T, device: str) -> T:
-    """The value with all its tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)  # type: ignore[return-value]
-    if isinstance(value, Inputs):
-        return Inputs(*(part.to(device) for part in value))  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: _moved(getattr(value, f.name), device) for f in fields(value)}
-        return replace(value, **parts)
-    return value
+def _undisturbed(given: dict[str, Tensor], run: Callable[[], Any]) -> Any:
+    """What ``run`` returns; a verify pass reads, and whoever called it still needs what it read.
+
+    Raises:
+        WrongResult: it wrote into a tensor that it was given.
+    """
+    before = copied(tuple(given.values()))
+    result = run()
+    for (name, now), was in zip(given.items(), before, strict=True):
+        if changed := int((now.cpu() != was).sum()):
+            raise WrongResult(
+                f"it wrote into its input {name}: {changed} of {was.numel()} numbers are others after the call"
+            )
+    return result
+
+
+def _named(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a call by name: ``key_pool``, ``layout.kv_indices``, ``mask.allowed``, ``sinks``."""
+    *tensors, layout, mask = arguments
+    named = dict(zip(Inputs._fields, tensors, strict=True)) | options
+    for called, thing in (("layout", layout), ("mask", mask)):
+        named |= {f"{called}.{f.name}": getattr(thing, f.name) for f in fields(thing)}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def _listed(values: list[int]) -> str:

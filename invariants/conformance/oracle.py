@@ -84,7 +84,7 @@ def explain(case: AttentionCase, result: object, wrong: dict[int, list[int]]) ->
     if lanes.isnan().any():
         return f"{where} is NaN"
     if not lanes.any():
-        return f"{where} was not computed: its output is 0"
+        return f"{where} sees nothing, or was not computed: its output is 0"
     if seen is None:
         memory = ": it reads memory that nobody wrote" if lanes.abs().max() > POISON / 100 else ""
         return f"{where} is no mean of entries of the call{memory}"

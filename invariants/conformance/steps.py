@@ -5,7 +5,7 @@ commit leaves, values of any integer dtype.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +70,8 @@ def compared(
     Raises:
         WrongResult: the result is of another kind.
     """
+    if changed := _changed(case, mine):
+        return f"it wrote into its input: {changed}"
     try:
         return _COMPARE[case.function](case, found, expected, mine, right)
     except (AttributeError, TypeError):
@@ -92,6 +94,26 @@ def run(backend: Backend, case: StepCase) -> tuple[Any, dict[str, Any]]:
         copied(result) if is_contract else result,
         {name: copied(value) for name, value in arguments.items()},
     )
+
+
+def _changed(case: StepCase, left: dict[str, Any]) -> str:
+    """The first number of an argument that is another after the call; a commit is given its KV to change."""
+    for name, value in case.arguments.items():
+        if name == "kv":
+            continue
+        held, was = ({"": v} if isinstance(v, Tensor) else _tensors(v) for v in (left[name], value))
+        for part, tensor in was.items():
+            if line := _differs(f"{name}{part}", held[part], tensor):
+                return line.replace("expected", "it was")
+    return ""
+
+
+def _tensors(value: Any) -> dict[str, Tensor]:
+    """The tensors of a contract's object, ``.parents`` and so on; of anything else none."""
+    parts = (
+        {f".{f.name}": getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else {}
+    )
+    return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
 
 
 def call_of(backend: Backend, case: StepCase) -> Call:

@@ -285,3 +285,41 @@ def test_our_kernels_hold_on_the_device() -> None:
     """What a property hands to a backend lies on the backend's device, for steps and attention alike."""
     for result in conform(Impl(), examples=3, seconds=90):
         assert result.state == "holds", result
+
+
+INPUTS: dict[str, Callable[..., torch.Tensor]] = {
+    "query": lambda query, *_: query,
+    "key": lambda _q, key, *_: key,
+    "value": lambda _q, _k, value, *_: value,
+    "key_pool": lambda *a: a[3],
+    "value_pool": lambda *a: a[4],
+    "layout.kv_indices": lambda *a: a[5].kv_indices,
+    "mask.allowed": lambda *a: a[6].allowed,
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("prop", ["values, float32", "visible set, replay"])
+def test_a_verify_pass_that_writes_into_its_inputs_breaks(name: str, prop: str) -> None:
+    """Each tensor is named; what is returned is right."""
+
+    def verify_attention(*arguments: Any) -> Any:
+        result = spec.verify_attention(*arguments)
+        written = INPUTS[name](*arguments)
+        written.copy_(~written if written.dtype is torch.bool else written + 1)
+        return result
+
+    result = hold(Backend.of(verify_attention), BY_ID[prop], examples=20)
+    assert result.what.startswith(f"it wrote into its input {name}: ")
+
+
+def test_a_step_that_writes_into_its_inputs_breaks() -> None:
+    """The commit alone is given something to change, its KV."""
+
+    def accept_greedy(tree: spec.DraftTree, *arguments: Any) -> Any:
+        result = spec.accept_greedy(tree, *arguments)
+        tree.depths.add_(1)
+        return result
+
+    result = hold(Backend.of(accept_greedy), BY_ID["accept_greedy"])
+    assert result.what == "it wrote into its input: tree.depths[0, 0] is 1; it was 0"

@@ -80,7 +80,7 @@ def test_outputs_that_are_none_are_told() -> None:
     """Rows that were not computed, NaN, and memory that nobody wrote."""
     case = case_of(Cell(4, 3), torch.float32)
     for value, said in (
-        (0.0, "row 0 of request 0 was not computed: its output is 0"),
+        (0.0, "row 0 of request 0 sees nothing, or was not computed: its output is 0"),
         (torch.nan, "row 0 of request 0 is NaN"),
         (300.0, "is no mean of entries of the call: it reads memory that nobody wrote"),
     ):
