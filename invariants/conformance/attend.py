@@ -201,7 +201,7 @@ def _undisturbed(given: dict[str, Tensor], run: Callable[[], Any]) -> Any:
     for (name, now), was in zip(given.items(), before, strict=True):
         if changed := int((now.cpu() != was).sum()):
             raise WrongResult(
-                f"it wrote into its input {name}: {changed} of {was.numel()} numbers are others after the call"
+                f"it wrote into its input {name}: {changed} of {was.numel()} numbers differ after the call"
             )
     return result
 

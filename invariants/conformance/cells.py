@@ -93,17 +93,22 @@ def num_nodes(cell: Cell) -> int:
     return max(cell.q_len - max(cell.q_len // 3, 1), 1) if cell.padding else cell.q_len
 
 
+def captured_q_len(cell: Cell) -> int:
+    """Width of the call that was captured before the cell's own is replayed; 0: none was."""
+    return {"none": 0, "smaller": max(cell.q_len // 2, 2), "larger": cell.q_len + 9}[cell.earlier]
+
+
 def case_of(cell: Cell, dtype: torch.dtype) -> AttentionCase:
     """The verify pass of a cell, with heads for the oracle's codes."""
     call = _call(cell)
     earlier = None
     if cell.execution == "replay":
-        width, prefix, batch = (
-            (max(cell.q_len // 2, 2), cell.prefix_len // 2 or 2, 1)
+        prefix, batch = (
+            (cell.prefix_len // 2 or 2, 1)
             if cell.earlier == "smaller"
-            else (cell.q_len + 9, cell.prefix_len + 6, cell.batch + 1)
+            else (cell.prefix_len + 6, cell.batch + 1)
         )
-        other = replace(cell, q_len=width, prefix_len=prefix, batch=batch)
+        other = replace(cell, q_len=captured_q_len(cell), prefix_len=prefix, batch=batch)
         earlier = _call(replace(other, branching=cell.branching and num_nodes(other) >= 3))
     case = AttentionCase(call, cell.execution, earlier, dtype=dtype, q_heads=1)
     most = max(oracle.entries(c) for c in (call, earlier) if c is not None)

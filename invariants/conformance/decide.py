@@ -142,6 +142,10 @@ def conditions_of(observations: Sequence[Observation]) -> list[Condition]:
                 factor,
                 _divides(factor, tile, whole=True),
             )
+    for value in sorted({o.factors["widest"] for o in observations}):
+        # told after q_len and as of that factor: without a captured call the two are one
+        text = f"q_len, or that of the call captured before, > {value}"
+        add(text, "q_len", _compares("widest", operator.gt, value))
     return named
 
 

@@ -19,6 +19,7 @@ from ddtree.invariants.conformance.cells import (
     Number,
     at,
     can_be,
+    captured_q_len,
     case_of,
     grid,
     num_nodes,
@@ -183,7 +184,7 @@ def isolate(
     )
     results = tuple(tried.values())
     decision = Decision(()) if unsteady else decide(list(_observations(results)))
-    cause = _cause(held, results, decision, function)
+    cause = "" if unsteady or failing is None else _cause(held, results, decision, function)
     return Isolation(held.name, results, decision, unsteady, function, cause)
 
 
@@ -196,10 +197,9 @@ PATHS_OF: dict[str, tuple[Execution, ...]] = {
 
 def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision, function: str) -> str:
     """What all failing calls have in common: their exception, a known wrong computation, a number."""
-    if len(decision.rules) != 1:
-        return ""
     failing = [t for t in tried if t.failed and any(t.failed)]
-    such = " such" if decision.rules[0].conditions else ""
+    rules = decision.rules
+    such = " failing" if len(rules) != 1 else " such" if rules[0].conditions else ""
     if len({t.ended for t in failing}) == 1 and failing[0].ended:
         what = failing[0].what
         if any(t.what != what for t in failing):  # messages with numbers of the call
@@ -209,7 +209,7 @@ def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision, funct
         return f"in every{such} call {what}"
     if function == "verify_attention" and (what := suspected(backend, [t.cell for t in failing])):
         return what
-    return cause_of(decision.rules[0])
+    return cause_of(rules[0]) if len(rules) == 1 else ""
 
 
 NUMBERS = ("q_len", "num_nodes", "prefix_len")
@@ -264,6 +264,7 @@ def _observations(tried: Any) -> Iterator[Observation]:
                 "position": b,
                 "prefix_len": each.cell.prefix_len + 3 * b,
                 "num_nodes": num_nodes(each.cell),
+                "widest": max(each.cell.q_len, captured_q_len(each.cell)),
             }
             yield Observation(factors, failed)
 
@@ -292,6 +293,7 @@ def _sentence(found: Isolation) -> str:
     if not any(o.failed for o in seen):
         return f"nothing fails: {calls}, {len(seen)} requests"
     rules = found.decision.rules
+    cause = f": {found.cause}" if found.cause else ""
     if not rules:
         nearest, missed = found.decision.nearest, found.decision.missed
         tail = (
@@ -299,20 +301,21 @@ def _sentence(found: Isolation) -> str:
             if nearest is None
             else f"; nearest is `{nearest.text}`, which {missed} requests pass"
         )
-        return f"cannot tell: no rule of up to three conditions fits {len(seen)} requests{tail}"
+        return (
+            f"cannot tell: no rule of up to three conditions fits {len(seen)} requests{tail}{cause}"
+        )
     if len(rules) > 1:
         others = " from ".join(f"`{rule.text}`" for rule in rules)
-        return f"cannot tell {others}: no call has one without the other"
+        return f"cannot tell {others}: no call has one without the other{cause}"
     rule = rules[0]
     head = "fails always" if not rule.conditions else f"fails iff {rule.text}"
     parts = [head + _alike(rule, seen), *_no_matter(rule, seen)]
-    cause = found.cause
     accident = (
         f" ({rule.accidents} of {rule.covered} such requests come out right by accident)"
         if rule.accidents
         else ""
     )
-    return "; ".join(parts) + (f": {cause}" if cause else "") + accident
+    return "; ".join(parts) + cause + accident
 
 
 def _alike(rule: Rule, seen: list[Observation]) -> str:

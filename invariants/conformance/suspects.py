@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,19 +24,22 @@ LOOKED_AT = 200
 """Failing calls that are looked at for these: what reads past the pool cannot be compared."""
 FEWEST = 4
 """Failing calls that must be comparable before anything is named."""
-Change = Callable[[VerifyLayout, FlatMask], tuple[VerifyLayout, FlatMask]]
+Change = Callable[[VerifyLayout, FlatMask, int], tuple[VerifyLayout, FlatMask]]
+"""Of a layout, a mask and the size of its pages."""
 
 
 class Suspect(NamedTuple):
     """One wrong computation."""
 
     what: str
-    change: Change
+    change: Change = lambda layout, mask, _: (layout, mask)
     """What it makes of the layout and the mask that the reference then attends with."""
+    stale: tuple[str, ...] = ()
+    """Fields of both that a replay reads as they were when it was captured."""
 
 
 def suspected(backend: Backend, failing: Sequence[Cell]) -> str:
-    """The one wrong computation that gives the backend's outputs on all of these; empty: none, or several."""
+    """The wrong computation that gives the backend's outputs on all of these, or two; empty: none, or more."""
     left = list(SUSPECTS)
     judged = dict.fromkeys(left, 0)
     for cell in failing[:LOOKED_AT]:
@@ -60,18 +63,29 @@ def suspected(backend: Backend, failing: Sequence[Cell]) -> str:
         if not left:
             return ""
     named = [suspect.what for suspect in left if judged[suspect] >= FEWEST]
-    return named[0] if len(named) == 1 else ""
+    return " or ".join(named) if len(named) <= 2 else ""
 
 
 def backend_of(suspect: Suspect, beside: Backend) -> Backend:
     """The reference on what the suspect makes of a call."""
 
-    def verify_attention(*arguments: Any) -> Tensor:
-        query, key, value, key_pool, value_pool, layout, mask = arguments
-        layout, mask = suspect.change(layout, mask)
-        return spec.verify_attention(query, key, value, key_pool, value_pool, layout, mask)[0]
+    def verify_attention(*arguments: Any, page_size: int = 1) -> Tensor:
+        *tensors, layout, mask = arguments
+        return spec.verify_attention(*tensors, *suspect.change(layout, mask, page_size))[0]
 
-    return Backend(suspect.what, {"verify_attention": verify_attention}, device=beside.device)
+    def capture(*arguments: Any, page_size: int = 1) -> Callable[[], Tensor]:
+        *tensors, layout, mask = arguments
+        layout, mask = (_frozen(thing, suspect.stale) for thing in (layout, mask))
+        return lambda: verify_attention(*tensors, layout, mask, page_size=page_size)
+
+    functions = {"verify_attention": verify_attention}
+    return Backend(suspect.what, functions, device=beside.device, capture=capture)
+
+
+def _frozen(thing: Any, names: Sequence[str]) -> Any:
+    """A layout or a mask whose fields of these names are copies."""
+    own = {f.name: getattr(thing, f.name).clone() for f in fields(thing) if f.name in names}
+    return replace(thing, **own)
 
 
 def _outputs(backend: Backend, case: AttentionCase) -> Tensor:
@@ -100,7 +114,7 @@ def _alike(backend: Backend, case: AttentionCase, found: Tensor, wrong: Tensor) 
 def _of_mask(change: Callable[[Tensor, int], Tensor]) -> Change:
     """Change each request's ``[q_len, kv]`` matrix, given its prefix length."""
 
-    def changed(layout: VerifyLayout, mask: FlatMask) -> tuple[VerifyLayout, FlatMask]:
+    def changed(layout: VerifyLayout, mask: FlatMask, _: int) -> tuple[VerifyLayout, FlatMask]:
         allowed = mask.allowed.clone()
         for b, prefix_len in enumerate(layout.kv_indptr.diff().tolist()):
             start = int(layout.mask_indptr[b])
@@ -116,7 +130,10 @@ def _of_tree(change: Callable[[Tensor], Tensor]) -> Change:
     return _of_mask(lambda seen, p: torch.cat([seen[:, :p], change(seen[:, p:])], dim=1))
 
 
-def _shifted(by: int, layout: VerifyLayout, mask: FlatMask) -> tuple[VerifyLayout, FlatMask]:
+def _shifted(
+    slots: int, pages: int, layout: VerifyLayout, mask: FlatMask, page_size: int
+) -> tuple[VerifyLayout, FlatMask]:
+    by = slots + pages * page_size
     return replace(layout, kv_indices=layout.kv_indices + by), mask
 
 
@@ -139,10 +156,19 @@ SUSPECTS = (
     Suspect("rows do not see the prefix", _of_mask(_no_prefix)),
     *(
         Suspect(
-            f"the prefix is read from `kv_indices {'+' if by > 0 else '-'} {abs(by)}`", partial(_shifted, by)
+            f"the prefix is read from `kv_indices {'+' if by > 0 else '-'} {abs(by)}`", partial(_shifted, by, 0)
         )
-        for size in (1, 2, 4)
+        for size in (1, 2, 4, 16)
         for by in (size, -size)
+    ),
+    Suspect("the prefix is read one page further on", partial(_shifted, 0, 1)),
+    Suspect("the prefix is read one page back", partial(_shifted, 0, -1)),
+    *(
+        Suspect(f"a replay reads {' and '.join(names)} as captured, not as filled since", stale=names)
+        for names in (
+            ("qo_indptr",), ("kv_indptr",), ("mask_indptr",), ("qo_indptr", "kv_indptr", "mask_indptr"),
+            ("kv_indices",), ("allowed",),
+        )
     ),
 )  # fmt: skip
 """Each differs from all others on some call."""

@@ -84,6 +84,41 @@ def test_a_backend_that_raises_always_is_told_so(error: BaseException) -> None:
     assert found.cause.endswith(f"test_isolate.py:{line})")
 
 
+def test_a_captured_call_that_is_too_wide_is_told_too() -> None:
+    """What raises past a width fails where the call of that width was captured before a narrow one."""
+
+    def verify_attention(*arguments: Any) -> Any:
+        width = int(arguments[5].qo_indptr.diff().max())
+        if width > 20:
+            raise RuntimeError(f"{width} is too wide")
+        return spec.verify_attention(*arguments)
+
+    found = isolate(verify_attention, "it", seconds=300, calls=CALLS)
+    (rule,) = found.decision.rules
+    assert rule.text == "q_len, or that of the call captured before, > 20", found.sentence
+    assert found.cause.startswith("every such call raises RuntimeError (")
+
+
+def test_an_exception_is_told_where_no_rule_fits() -> None:
+    """It raises at calls of no order: the exception with its place is what all failures share."""
+    calls = iter(range(10**6))
+    known: dict[tuple[int, ...], bool] = {}
+
+    def verify_attention(*arguments: Any) -> Any:
+        own = (*arguments[5].qo_indptr.tolist(), *arguments[5].kv_indptr.tolist())
+        if known.setdefault(own, next(calls) * 7919 % 97 < 40):
+            raise RuntimeError("now and then")
+        return spec.verify_attention(*arguments)
+
+    found = isolate(verify_attention, "it", seconds=300, calls=200)
+    assert found.decision.rules == ()
+    line = verify_attention.__code__.co_firstlineno + 3
+    assert found.sentence.startswith("cannot tell: no rule of up to three conditions fits")
+    name = "every failing call raises RuntimeError: now and then ("
+    assert f": {name}" in found.sentence
+    assert found.sentence.endswith(f"test_isolate.py:{line})")
+
+
 def test_messages_with_numbers_of_the_call_are_one_exception() -> None:
     """The kind and the place are told, no message of one call."""
 
@@ -199,7 +234,8 @@ def observations(*rows: tuple[dict[str, Any], bool]) -> list[Observation]:
         "q_len": 9, "num_nodes": 9, "prefix_len": 5, "branching": False, "padding": False,
         "execution": "eager", "earlier": "none", "position": 0, "batch": 1, "page_size": 1,
     }  # fmt: skip
-    return [Observation(plain | factors, failed) for factors, failed in rows]
+    each = [(plain | factors, failed) for factors, failed in rows]
+    return [Observation(own | {"widest": own["q_len"]}, failed) for own, failed in each]
 
 
 def test_two_factors_that_always_go_together_are_both_told() -> None:
