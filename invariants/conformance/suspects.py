@@ -39,7 +39,7 @@ class Suspect(NamedTuple):
 
 
 def suspected(backend: Backend, failing: Sequence[Cell]) -> str:
-    """The wrong computation that gives the backend's outputs on all of these, or two; empty: none, or more."""
+    """The wrong computation that gives the backend's outputs on all of these, or two; empty: none or more."""
     left = list(SUSPECTS)
     judged = dict.fromkeys(left, 0)
     for cell in failing[:LOOKED_AT]:
@@ -71,7 +71,8 @@ def backend_of(suspect: Suspect, beside: Backend) -> Backend:
 
     def verify_attention(*arguments: Any, page_size: int = 1) -> Tensor:
         *tensors, layout, mask = arguments
-        return spec.verify_attention(*tensors, *suspect.change(layout, mask, page_size))[0]
+        layout, mask = suspect.change(layout, mask, page_size)
+        return spec.verify_attention(*tensors, layout, mask)[0]
 
     def capture(*arguments: Any, page_size: int = 1) -> Callable[[], Tensor]:
         *tensors, layout, mask = arguments
@@ -156,7 +157,8 @@ SUSPECTS = (
     Suspect("rows do not see the prefix", _of_mask(_no_prefix)),
     *(
         Suspect(
-            f"the prefix is read from `kv_indices {'+' if by > 0 else '-'} {abs(by)}`", partial(_shifted, by, 0)
+            f"the prefix is read from `kv_indices {'+' if by > 0 else '-'} {abs(by)}`",
+            partial(_shifted, by, 0),
         )
         for size in (1, 2, 4, 16)
         for by in (size, -size)
@@ -164,7 +166,7 @@ SUSPECTS = (
     Suspect("the prefix is read one page further on", partial(_shifted, 0, 1)),
     Suspect("the prefix is read one page back", partial(_shifted, 0, -1)),
     *(
-        Suspect(f"a replay reads {' and '.join(names)} as captured, not as filled since", stale=names)
+        Suspect(f"a replay reads {', '.join(names)} as captured, not as filled since", stale=names)
         for names in (
             ("qo_indptr",), ("kv_indptr",), ("mask_indptr",), ("qo_indptr", "kv_indptr", "mask_indptr"),
             ("kv_indices",), ("allowed",),
