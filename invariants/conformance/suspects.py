@@ -70,9 +70,9 @@ def backend_of(suspect: Suspect, beside: Backend) -> Backend:
     """The reference on what the suspect makes of a call."""
 
     def verify_attention(*arguments: Any, page_size: int = 1) -> Tensor:
-        *tensors, layout, mask = arguments
+        query, key, value, key_pool, value_pool, layout, mask = arguments
         layout, mask = suspect.change(layout, mask, page_size)
-        return spec.verify_attention(*tensors, layout, mask)[0]
+        return spec.verify_attention(query, key, value, key_pool, value_pool, layout, mask)[0]
 
     def capture(*arguments: Any, page_size: int = 1) -> Callable[[], Tensor]:
         *tensors, layout, mask = arguments
