@@ -1,5 +1,7 @@
 """The ``ddtree`` command; also ``python -m ddtree``."""
 
+import os
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -14,8 +16,13 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)  # 1 would say that a call is broken
-    from ddtree.cli import main as run
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # imports that Ctrl-C stops would print where they were
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from ddtree.cli.app import run
 
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
 from ddtree.cli.options import Json, Seed, refuse_given, within
 from ddtree.cli.output import (
+    BAD_INPUT,
     BROKEN,
     counted,
     fail,
@@ -82,7 +83,8 @@ def conform(
     masks that are no tree's too; a call of over call_limit seconds (60) is
     interrupted and told as endless.
 
-    Exit code: 0 what is offered holds, 1 something is broken, 2 not possible.
+    Exit code: 0 what is offered holds, 1 something is broken, 2 not possible,
+    or every case was refused.
 
     \b
     Examples
@@ -123,6 +125,8 @@ def conform(
             stdout().print(wrote, markup=False, soft_wrap=True)
     if any(r.state == "broken" for r in results):
         raise typer.Exit(BROKEN)
+    if not any(r.state == "holds" for r in results):
+        raise typer.Exit(BAD_INPUT)
 
 
 OF_DRAWING = ("only", "examples", "seconds", "seed", "out")
@@ -208,7 +212,7 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
             called = "case" if is_stored else smallest(was_cut=r.was_cut)
             console.print(Text(f"  {called}: {r.case}"), soft_wrap=True)
             console.print(Text(f"  {r.what}", "red"), soft_wrap=True)
-            if r.property.function == "verify_attention":
+            if _is_sound(r.file):
                 told = "the call itself is sound, what the backend makes of it is not"
                 console.print(
                     f"  {told}; ddtree check finds nothing in {r.file}",
@@ -222,11 +226,24 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
     broken = sum(r.state == "broken" for r in results)
     held = sum(r.state == "holds" for r in results)
     cases = counted(sum(r.examples for r in results), "case")
-    verdict = f"{backend.name}: {held} hold, {broken} broken, {cases}"
-    console.print(Text(verdict, "bold red" if broken else "bold green"), soft_wrap=True)
+    verdict, style = (
+        f"{held} hold, {broken} broken, {cases}",
+        "bold red" if broken else "bold green",
+    )
+    if not held + broken:  # nothing was judged
+        reason = next(reason for r in results for reason in r.refused)
+        verdict, style = f"cannot tell: it refused every case ({reason})", "bold yellow"
+    console.print(Text(f"{backend.name}: {verdict}", style), soft_wrap=True)
     crossed = "visible set" if "verify_attention" in backend.functions else "plan_verify"
     if any(r.state == "broken" and r.property.id.startswith(crossed) for r in results):
         console.print(Text(f"next: ddtree isolate {backend.name}", "bold"), soft_wrap=True)
+
+
+def _is_sound(file: Path | None) -> bool:
+    """Whether ``ddtree check`` finds nothing in the file of a failing case."""
+    from ddtree.invariants import load, violations
+
+    return file is not None and not violations(load(file))
 
 
 def _result(result: "Result") -> Text:

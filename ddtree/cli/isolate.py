@@ -10,6 +10,7 @@ from rich.text import Text
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
 from ddtree.cli.options import Json, Seed, within
 from ddtree.cli.output import (
+    BAD_INPUT,
     BROKEN,
     counted,
     fail,
@@ -52,7 +53,8 @@ def isolate(
     Not crossed: windows, softcap, sinks, log-sum-exp and values. Those ddtree
     conform holds to the reference.
 
-    Exit code: 0 nothing fails, 1 something does, 2 not possible.
+    Exit code: 0 nothing fails, 1 something does, 2 not possible, or every
+    call was refused.
 
     \b
     Examples
@@ -90,8 +92,10 @@ def isolate(
         _print(isolation, runs_on)
         if html is not None:
             stdout().print(wrote, markup=False, soft_wrap=True)
-    if any(o.failed for o in isolation.observations):
+    if isolation.unsteady or any(o.failed for o in isolation.observations):
         raise typer.Exit(BROKEN)
+    if not isolation.observations:
+        raise typer.Exit(BAD_INPUT)
 
 
 def _print(isolation: "Isolation", runs_on: str) -> None:
@@ -117,7 +121,8 @@ def _print(isolation: "Isolation", runs_on: str) -> None:
     if first is not None:
         console.print(Text(f"for example: {first.cell}"), soft_wrap=True)
         console.print(Text(f"  {first.what}", "red"), soft_wrap=True)
-    style = "bold green" if first is None else "bold red"
+    judged = "bold green" if isolation.observations else "bold yellow"
+    style = judged if first is None else "bold red"
     console.print(Text(f"{isolation.name} {isolation.sentence}", style), soft_wrap=True)
     if isolation.function == "plan_verify":
         told = "compared: the layouts of plan_verify; there is no verify_attention to look at"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddtree.cli.output import fail
+from ddtree.cli.output import fail, stdout_for_json
 
 
 def within(low: float, high: float = inf) -> Callable[[Any], Any]:
@@ -109,8 +109,22 @@ Attention = Annotated[
 ]
 Seed = Annotated[int, typer.Option(callback=within(0, 2**63 - 1), help="Seed of what is random.")]
 MaxNewTokens = Annotated[int, typer.Option(callback=within(1), help="Most tokens to generate.")]
+
+
+def _keep_stdout(ctx: typer.Context, value: bool) -> bool:
+    """Under ``--json``, until the verb has ended."""
+    if value:
+        ctx.with_resource(stdout_for_json())
+    return value
+
+
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
+    bool,
+    typer.Option(
+        "--json",
+        callback=_keep_stdout,
+        help="Print one JSON object on stdout, nothing else; what else prints goes to stderr.",
+    ),
 ]
 Chat = Annotated[
     bool | None,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TextIO
 
 import typer
 from rich.console import Console
@@ -46,9 +46,44 @@ def fail(message: str, next_step: str = "", code: int = BAD_INPUT) -> NoReturn:
     raise typer.Exit(code)
 
 
+@contextmanager
+def stdout_for_json() -> Iterator[None]:
+    """Keep stdout for ``print_json``: what a backend, an engine or a kernel prints goes to stderr."""
+    global _reports  # as sys.stdout is
+    printed = sys.stdout
+    _reports, sys.stdout = _apart(printed), sys.stderr
+    try:
+        yield
+    finally:
+        _reports, sys.stdout = None, printed
+
+
+_reports: TextIO | None = None
+"""Where JSON goes while stdout is kept for it."""
+
+
+def _apart(stream: TextIO) -> TextIO:
+    """The stream; for the process's own stdout a copy, and file 1 is stderr until the process ends.
+
+    Libraries in C write to file 1, some of them only when the process ends.
+    """
+    try:
+        is_own = stream.fileno() == 1
+    except (OSError, ValueError):  # a stream of Python's, without a file
+        is_own = False
+    if not is_own:
+        return stream
+    stream.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(kept, "w")
+
+
 def print_json(report: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print one JSON object or list, and nothing else, on stdout; numbers that JSON lacks become null."""
-    sys.stdout.write(json.dumps(_plain(report), indent=2) + "\n")  # ASCII: no terminal alters it
+    out = _reports or sys.stdout
+    out.write(json.dumps(_plain(report), indent=2) + "\n")  # ASCII: no terminal alters it
+    out.flush()
 
 
 def need(extra: str, *modules: str) -> None:
@@ -129,8 +164,11 @@ def require_place(out: Path) -> None:
         )
     if out.is_dir():
         fail(f"cannot write {out}: it is a folder", "choose another place")
-    if not os.access(folder, os.W_OK):
-        fail(f"cannot write {out}: its folder is not writable", "choose another place")
+    try:  # what a folder allows, /proc for one, its mode does not tell
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{out.stem}.", suffix=out.suffix):
+            pass
+    except OSError as error:
+        fail(f"cannot write {out}: {error.strerror}", "choose another place")
 
 
 def write_whole(path: Path, data: bytes) -> str:

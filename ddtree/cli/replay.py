@@ -33,6 +33,7 @@ def replay(
       ddtree replay 20260101T120000-41-1-verify_attention-shadow.safetensors
       ddtree check  20260101T120000-41-1-verify_attention-shadow.safetensors
     """
+    from ddtree.invariants.capture import kind_of
     from ddtree.invariants.recorded import read
     from ddtree.invariants.shadow import NAMES
     from ddtree.spec.errors import InputError
@@ -40,7 +41,8 @@ def replay(
     try:
         recorded = read(file)
     except InputError as error:
-        fail(str(error), f"ddtree check {file}" if file.is_file() else "ddtree replay --help")
+        is_call = file.is_file() and bool(kind_of(file))
+        fail(str(error), f"ddtree check {file}" if is_call else "ddtree replay --help")
     if recorded.function not in NAMES:
         fail(
             f"{file} is a call of {recorded.function}, which cannot be run again by itself",

@@ -21,7 +21,16 @@ from ddtree.cli.options import (
     topk_of,
     within,
 )
-from ddtree.cli.output import counted, fail, need, print_json, progress_bar, stdout, write_whole
+from ddtree.cli.output import (
+    counted,
+    fail,
+    need,
+    print_json,
+    progress_bar,
+    require_place,
+    stdout,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from ddtree.decoding.tuning_results import Tuning
@@ -110,8 +119,7 @@ def tune(
         raise typer.BadParameter(f"{plot} ends in neither .png nor .svg", param_hint="--plot")
     if plot is not None:
         need("plots", "matplotlib")
-        if not plot.parent.is_dir():
-            fail(f"cannot write {plot}: there is no folder {plot.parent}", "choose another place")
+        require_place(plot)
     wanted = _budgets(budgets) if budgets is not None else None
     kept = list(dict.fromkeys(topk_of(word.strip()) for word in topks.split(",")))
     texts = read_prompts(prompts) if prompts else None
@@ -156,13 +164,13 @@ def tune(
 
 def _budgets(text: str) -> tuple[int, ...]:
     """Read ``--budgets``."""
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and 1 <= int(word) <= 4096 for word in words):
         raise typer.BadParameter(
-            f"{text!r} is no list of whole numbers such as 7,15,31", param_hint="--budgets"
-        ) from None
-    return tuple(within(1, 4096)(numbers))
+            f"{text!r} is no list of whole numbers from 1 to 4096, such as 7,15,31",
+            param_hint="--budgets",
+        )
+    return tuple(map(int, words))
 
 
 def _print(found: "Tuning", where: Path | None, plot: Path | None) -> None:

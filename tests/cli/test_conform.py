@@ -12,6 +12,8 @@ from tests.cli.conftest import Run
 from tests.processes import PYTHONPATH
 
 MINE = '''
+import os
+
 from ddtree import spec
 from ddtree.invariants.conformance import Refused
 
@@ -45,6 +47,23 @@ class Plans:
         layout = spec.plan_verify(*arguments)
         layout.positions[layout.qo_indptr[1:2]:] += 1
         return layout
+
+
+class Refuses:
+    def verify_attention(self, *arguments):
+        raise Refused("closed today")
+
+
+class Prints:
+    def verify_attention(self, *arguments):
+        print("of Python")
+        os.write(1, b"of a kernel\\n")
+        return spec.verify_attention(*arguments)
+
+
+class Tree:
+    def build_tree(self, *arguments):
+        raise ValueError("boom")
 
 
 class Sees(Mine):
@@ -196,7 +215,7 @@ def test_without_a_backend_json_lists_them(run: Run, verb: str) -> None:
     ("name", "said"),
     [
         ("NeedsArg", "it raised TypeError: NeedsArg.__init__() missing 1 required"),
-        ("Boom", "it raised SystemExit: 0 (mine.py:22)"),
+        ("Boom", "it raised SystemExit: 0 (mine.py:24)"),
     ],
 )
 def test_a_class_that_cannot_be_made_is_refused(
@@ -209,6 +228,49 @@ def test_a_class_that_cannot_be_made_is_refused(
     assert f"error: mine.py:{name} cannot be made: {said}" in result.stderr
     assert f"mine = {name}(...)" in result.stderr
     assert [path.name for path in folder.iterdir() if "conform" in path.name] == []
+
+
+def test_a_backend_that_refuses_everything_is_not_green(run: Run, folder: Path) -> None:
+    """Nothing was judged: exit code 2, with the reason."""
+    (folder / "mine.py").write_text(MINE)
+    told = {
+        ("conform", "--examples", "3"): "cannot tell: it refused every case (closed today)",
+        (
+            "isolate",
+            "--calls",
+            "5",
+        ): "cannot tell: mine.py:Refuses refused every call (closed today)",
+    }
+    for (verb, *most), said in told.items():
+        result = run(verb, "mine.py:Refuses", *most)
+        assert (result.exit_code, said in result.stdout) == (2, True), result.stdout
+        assert run(verb, "mine.py:Refuses", *most, "--json").exit_code == 2
+
+
+def test_what_a_backend_prints_is_beside_the_json(folder: Path) -> None:
+    """Printed in Python or by a library in C, it goes to stderr."""
+    (folder / "mine.py").write_text(MINE)
+    some = ("mine.py:Prints", "--only", "values, float32", "--examples", "2", "--json")
+    command = [sys.executable, "-m", "ddtree", "conform", *some]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    ended = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    assert [prop["state"] for prop in json.loads(ended.stdout)["properties"]] == ["holds"]
+    assert ended.stderr.count(b"of Python\n") == ended.stderr.count(b"of a kernel\n") == 2
+
+
+def test_where_the_checker_finds_nothing_it_is_not_proposed(run: Run, folder: Path) -> None:
+    """A builder of trees that raises: its input alone is written, and that is sound."""
+    (folder / "mine.py").write_text(MINE)
+    result = run("conform", "mine.py:Tree", "--examples", "3")
+    assert result.exit_code == 1
+    file = "ddtree-conform/mine-py-Tree-build-tree.safetensors"
+    nothing = f"ddtree check finds nothing in {file}"
+    assert "it raised ValueError: boom (mine.py:" in result.stdout
+    assert (
+        f"the call itself is sound, what the backend makes of it is not; {nothing}" in result.stdout
+    )
+    assert f"  ddtree check {file}" not in result.stdout
+    assert run("check", file).exit_code == 0
 
 
 def test_a_module_that_cannot_be_imported_is_refused(run: Run, folder: Path) -> None:
@@ -224,7 +286,7 @@ def test_a_backend_that_leaves_the_program_is_broken(run: Run, folder: Path) -> 
     (folder / "mine.py").write_text(MINE)
     result = run("conform", "mine.py:Leaves", "--only", "values, float32", "--examples", "3")
     assert result.exit_code == 1
-    assert "it raised SystemExit: 0 (mine.py:27)" in result.stdout
+    assert "it raised SystemExit: 0 (mine.py:29)" in result.stdout
     assert run("isolate", "mine.py:Leaves", "--calls", "10").exit_code == 1
 
 
@@ -237,13 +299,20 @@ def test_what_is_not_offered_is_not_said_to_hold(run: Run, folder: Path) -> None
     assert "verify_attention takes no window" in result.stderr
 
 
-@pytest.mark.parametrize(("verb", "out"), [("isolate", "no/o.json"), ("conform", "mine.py/out")])
+@pytest.mark.parametrize(
+    ("verb", "option", "out"),
+    [
+        ("isolate", "--out", "no/o.json"),
+        ("conform", "--out", "mine.py/out"),
+        ("conform", "--html", "/proc/q.html"),
+    ],
+)
 def test_a_place_that_cannot_be_written_is_refused_at_once(
-    run: Run, folder: Path, verb: str, out: str
+    run: Run, folder: Path, verb: str, option: str, out: str
 ) -> None:
-    """Before the backend is so much as imported."""
+    """Before the backend is so much as imported; root may not write everywhere either."""
     (folder / "mine.py").write_text("raise AssertionError('imported')")
-    result = run(verb, "mine.py:Mine", "--out", out)
+    result = run(verb, "mine.py:Mine", option, out)
     assert result.exit_code == 2
     assert "imported" not in result.stderr
     assert "next: " in result.stderr
