@@ -47,6 +47,9 @@ def attach(model: Any) -> "Attachment":
 
     Returns:
         what ``with`` detaches at its end, or ``detach()`` at once.
+
+    Raises:
+        InputError: a model whose ``forward`` takes no ``attention_mask``.
     """
     from ddtree.invariants.hooks.hf import Attachment
 

@@ -87,6 +87,11 @@ def settings(
     if "dump" in actions:
         require(folder.is_dir(), f"there is no folder {folder.absolute()} to dump calls to")
     most = _number("max_dumps", max_dumps, f"{VARIABLE}_MAX_DUMPS", told("MAX_DUMPS"))
+    require(
+        most is None or (most >= 0 and most.is_integer()),
+        "max_dumps is {}; a whole number of files, from 0",
+        most,
+    )
     seconds = _number("poll", poll, f"{VARIABLE}_POLL", told("POLL"))
     require(seconds is None or seconds > 0, f"poll is {seconds}; seconds, above 0")
     word = (told("TRAP") or "").lower()

@@ -138,7 +138,7 @@ def generate(
         budget, topk = best.budget, best.topk
         drafter = drafter if budget else "none"
     sampling = Sampling(temperature, top_k, top_p, seed)
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = stops_of(stop)
     stop_ids = stop_ids_of(model) if stop_token_ids is None else tuple(stop_token_ids)
     stops = Stops(stop_ids, strings, decoder(tokenizer))
     processors = processors_of(repetition_penalty, logits_processor)
@@ -177,13 +177,18 @@ def encode(tokenizer: Any, prompt: Any) -> Int64[Tensor, " n"]:
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
     elif isinstance(prompt, Tensor):
+        require(
+            prompt.numel() == prompt.shape[-1:].numel() and not prompt.is_floating_point(),
+            f"a prompt is {given(prompt)}, {prompt.dtype}; expected the token ids of one prompt, integers of "
+            "shape [n]; several prompts are a list",
+        )
         ids = prompt.flatten().tolist()
     elif _is_chat(prompt):
         require(
             bool(getattr(tokenizer, "chat_template", None)),
             "the prompt is a chat, and the tokenizer has no chat template: give its text",
         )
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        text = _templated(tokenizer, prompt)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         ids = list(prompt)
@@ -193,6 +198,44 @@ def encode(tokenizer: Any, prompt: Any) -> Int64[Tensor, " n"]:
         )
     require(bool(ids), "the prompt is empty: it has no token")
     return torch.tensor(ids)
+
+
+def _templated(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> str:
+    """A chat as the tokenizer's template writes it.
+
+    Raises:
+        InputError: messages that are none, or that the template cannot write.
+    """
+    for i, message in enumerate(chat):
+        names = ", ".join(map(repr, message)) or "nothing"
+        require(
+            "role" in message,
+            f"message {i} of a chat holds {names}; expected {{'role': 'user', 'content': ...}}",
+        )
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # a template is a program of the model's
+        raise InputError(
+            "the tokenizer's chat template cannot write the prompt: "
+            f"{type(error).__name__}: {error}; expected messages {{'role': ..., 'content': ...}}"
+        ) from error
+
+
+def stops_of(stop: Any) -> tuple[str, ...]:
+    """Stop strings, from one or several.
+
+    Raises:
+        InputError: what is none.
+    """
+    strings = (stop,) if isinstance(stop, str) else stop
+    is_several = isinstance(strings, Sequence | set | frozenset)
+    wrong = [one for one in strings if not isinstance(one, str)] if is_several else [stop]
+    if wrong:
+        raise InputError(
+            f"stop {'holds' if is_several else 'is'} {given(wrong[0])}; expected a string or a list of them; "
+            "tokens that end a text go into stop_token_ids"
+        )
+    return tuple(strings)
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -208,10 +251,16 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def processors_of(
-    repetition_penalty: float, logits_processor: Sequence[Processor] = ()
-) -> tuple[Processor, ...]:
-    """The processors in Transformers' order: the penalty first."""
+def processors_of(repetition_penalty: float, logits_processor: Any = ()) -> tuple[Processor, ...]:
+    """The processors in Transformers' order: the penalty first.
+
+    Raises:
+        InputError: a penalty that is none, one processor that stands alone, or what is no processor.
+    """
+    require(
+        isinstance(logits_processor, Sequence) and all(map(callable, logits_processor)),
+        f"logits_processor is {given(logits_processor)}; expected a list of processors, one too: [processor]",
+    )
     require_number("repetition_penalty", repetition_penalty)
     require(
         repetition_penalty > 0,
@@ -283,10 +332,19 @@ def _tuned(model: Any, drafter: object, attention: str, batch_size: int) -> "Rat
 def drafter_of(drafter: str | Path | Drafter, target: "HFTarget | PagedTarget") -> Drafter:
     """The drafter of that name for the target, or itself; ``"none"`` drafts nothing."""
     if not isinstance(drafter, str | Path):
+        missing = [name for name in _DRAFTER if not hasattr(drafter, name)]
+        require(
+            not missing,
+            f"drafter is {given(drafter)}, without {', '.join(missing)}; expected 'ngram', the folder or hub "
+            "name of a DFlash checkpoint, or a ddtree.decoding.Drafter",
+        )
         return drafter
     if drafter in {"none", "ngram"}:
         return NGramDrafter(target.vocab_size, NGRAM_BLOCK_SIZE if drafter == "ngram" else 1)
     return DFlashDrafter.load(drafter, target)
+
+
+_DRAFTER = ("block_size", "target_layer_ids", "reset", "draft")
 
 
 def prompts_of(prompts: Any) -> Sequence[Prompt]:

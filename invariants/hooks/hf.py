@@ -11,17 +11,22 @@ from torch import Tensor
 
 from ddtree.invariants.call import Call
 from ddtree.invariants.hooks.watch import NotCheckedError, Watch, hook_settings
+from ddtree.spec.errors import require
 
 
 class Attachment:
     """The hook on one model. Leaving its context, or ``detach``, takes it off."""
 
     def __init__(self, model: Any) -> None:
-        """Put the hook on, look whether it is there, and log it."""
+        """Put the hook on, look whether it is there, and log it.
+
+        Raises:
+            InputError: a model whose forward takes no ``attention_mask``: nothing would ever be checked.
+        """
         # with or without a head, all passes go through the decoder
         model = getattr(model, "base_model", model)
+        names = _parameters(model)
         self.model, self._forward = model, model.forward
-        names = list(inspect.signature(model.forward).parameters)
         self.watch = Watch(type(model).__name__, hook_settings(os.environ))
 
         @functools.wraps(model.forward)
@@ -54,6 +59,24 @@ class Attachment:
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
         self.detach()
+
+
+def _parameters(model: Any) -> list[str]:
+    """The parameters of a model's forward.
+
+    Raises:
+        InputError: it has none that a mask could be.
+    """
+    forward = getattr(model, "forward", None)
+    known = inspect.signature(forward).parameters if callable(forward) else {}
+    takes = "attention_mask" in known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    has = f"forward({', '.join(known)})" if callable(forward) else "no forward"
+    require(
+        takes,
+        f"attach was given a {type(model).__name__}, which has {has}; expected a Transformers model, or a "
+        "module whose forward takes attention_mask",
+    )
+    return list(known)
 
 
 def forward_call(given: dict[str, Any]) -> Call | None:

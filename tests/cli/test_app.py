@@ -79,7 +79,10 @@ BAD = {
         "--topk cannot be given with --budget auto, which chooses it",
     ),
     "tune budgets": (("tune", "--budgets", "7,x"), "'7,x' is no list of whole numbers"),
-    "tune budget 0": (("tune", "--budgets", "0,7"), "0; it must be at least 1"),
+    "tune budget 0": (
+        ("tune", "--budgets", "0,7"),
+        "Invalid value for --budgets: '0,7' is no list of whole numbers from 1 to 4096",
+    ),
     "tune topks": (("tune", "--topks", "1,0"), "0 is neither 'all' nor a whole number"),
     "tune plot": (("tune", "--plot", "x.pdf"), "x.pdf ends in neither .png nor .svg"),
     "tune plot folder": (("tune", "--plot", "no/x.png"), "there is no folder no"),

@@ -34,7 +34,7 @@ def tokenizer() -> Any:
     inner.decoder = decoders.Fuse()
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")  # noqa: S106
     wrapped.chat_template = (
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] + '\n' }}{% endfor %}"
     )
     return wrapped
 
@@ -83,6 +83,10 @@ def test_prompts_of_every_kind(model: Any, tokenizer: Any) -> None:
         (["abc", ""], "the prompt is empty"),
         ([3.5], "a prompt is 3.5; expected"),
         (7, "prompts is 7; expected"),
+        ([{"a": 1}], "message 0 of a chat holds 'a'; expected {'role': 'user', 'content'"),
+        ([[{"role": "user"}]], "chat template cannot write the prompt: UndefinedError"),
+        ([torch.ones(2, 3).long()], r"a prompt is a Tensor of shape \[2, 3\].*several prompts are"),
+        (torch.ones(3), r"torch.float32; expected the token ids of one prompt, integers of shape"),
     ):
         with pytest.raises(InputError, match=reason):
             ddtree.generate(model, tokenizer, bad, **options)  # type: ignore[arg-type]
@@ -153,6 +157,13 @@ def test_drafters_by_name_and_by_hand(tokenizer: Any, model: Any, tmp_path: Path
         ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be above 0"),
         ({"seed": [1, 2]}, "2 seeds for 1 requests"),
         ({"stop": ""}, "a stop string is empty"),
+        ({"stop": 5}, "stop is 5; expected a string or a list of them"),
+        ({"stop": ["a", 1]}, "stop holds 1; expected .* go into stop_token_ids"),
+        (
+            {"logits_processor": lambda _, scores: scores},
+            r"is a function; expected .*: \[processor\]",
+        ),
+        ({"drafter": None}, "drafter is None, without block_size, target_layer_ids, reset, draft"),
         ({"attention": "flash"}, "attention is 'flash'; it must be one of auto, dense, paged"),
         ({"attention": "paged"}, "layer 0 .* has a head_dim of 8"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from ddtree import InvariantViolation, spec
+from ddtree import InputError, InvariantViolation, spec
 from ddtree.decoding.target import HFTarget
 from ddtree.hooks import attach
 from ddtree.invariants import actions
@@ -129,6 +129,14 @@ def test_a_fault_of_the_hook_stops_nothing(
             )
             target._crop(9)
     assert caplog.text.count("not checked: forward of LlamaModel: the mask has 2 heads") == 1
+
+
+@pytest.mark.parametrize("thing", [None, torch.nn.Linear(2, 2)])
+def test_what_takes_no_mask_is_refused(thing: Any) -> None:
+    """Nothing would ever be checked; it is told what it has instead."""
+    has = "no forward" if thing is None else r"forward\(input\)"
+    with pytest.raises(InputError, match=f"attach was given a .*, which has {has}; expected a Tr"):
+        attach(thing)
 
 
 def test_off_the_entry_points_import_nothing() -> None:

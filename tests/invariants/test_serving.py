@@ -242,6 +242,9 @@ WRONG: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({"action": "raise,shout"}, {}, "action is 'shout'; known are raise, log, count, dump"),
     ({"sample": 2}, {}, "sample is 2.0; it is a fraction"),
     ({"poll": 0}, {}, "poll is 0"),
+    ({"max_dumps": -1}, {}, "max_dumps is -1.0; a whole number of files, from 0"),
+    ({}, {"DDTREE_DEBUG_MAX_DUMPS": "-3"}, "max_dumps is -3.0; a whole number of files"),
+    ({}, {"DDTREE_DEBUG_MAX_DUMPS": "2.5"}, "max_dumps is 2.5; a whole number of files"),
     ({"action": "dump", "dump_dir": "/nowhere"}, {}, "there is no folder /nowhere"),
     (
         {},
