@@ -8,6 +8,9 @@ from importlib.util import find_spec
 
 def main() -> None:
     """Run the command line, or say what to install: its libraries are an extra of their own."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # imports that Ctrl-C stops would print where they were
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     missing = [name for name in ("typer", "rich") if find_spec(name) is None]
     if missing:
         print(
@@ -16,9 +19,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)  # 1 would say that a call is broken
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:  # imports that Ctrl-C stops would print where they were
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from ddtree.cli.app import run
 
     if is_default:

@@ -47,20 +47,28 @@ class Shadow:
             return None
         return cls(name, given)
 
+    def reference(self) -> dict[str, Any]:
+        """What the reference makes of the call, by name; empty where it refuses it."""
+        arguments = {name: copied(value) for name, value in self.given.items()}
+        try:
+            result = run(import_module("ddtree.spec"), self.function, arguments)
+        except InputError as error:
+            self.refused = str(error)
+            return {}
+        return outcome(self.function, result, arguments, self.given.get("layout"))
+
     def violation(
         self, result: Any, given: Mapping[str, Any], where: str
     ) -> InvariantViolation | None:
         """Run the reference and compare: the result, and what of ``given`` the call changed."""
-        arguments = {name: copied(value) for name, value in self.given.items()}
-        try:
-            expected = run(import_module("ddtree.spec"), self.function, arguments)
-        except InputError as error:
-            self.refused = str(error)
+        known = self.reference()
+        if self.refused:
             return None
-        layout = self.given.get("layout")
-        known = outcome(self.function, expected, arguments, layout)
         found = outcome(
-            self.function, copied(result), {n: copied(v) for n, v in given.items()}, layout
+            self.function,
+            copied(result),
+            {n: copied(v) for n, v in given.items()},
+            self.given.get("layout"),
         )
         told = difference(found, known)
         if told is None:

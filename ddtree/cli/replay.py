@@ -13,6 +13,7 @@ from ddtree.cli.output import BROKEN, fail, print_json, stdout
 
 if TYPE_CHECKING:
     from ddtree.invariants.recorded import Recorded
+    from ddtree.invariants.shadow import Shadow
 
 
 def replay(
@@ -24,8 +25,11 @@ def replay(
     The file names the function and holds its arguments; of the KV pools, the slots
     that the call uses. Without a GPU the kernels run in Triton's interpreter.
 
+    Where the kernels do not take a call (a head_dim of 16, say), the reference
+    alone is run.
+
     Exit code: 0 both give the same, 1 they differ, 2 the file cannot be read, or
-    the call is refused, by the kernels or by the reference, as one of wrong types is.
+    nothing was compared: the kernels or the reference refuse the call.
 
     \b
     Examples
@@ -61,29 +65,33 @@ def replay(
 
 def _run(recorded: "Recorded") -> dict[str, Any]:
     """Run the call on the reference, and on the kernels where they can run."""
-    if find_spec("triton") is None:
-        fail("the kernels need triton, which is not installed", "pip install 'ddtree[kernels]'")
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-    from ddtree import impl
     from ddtree.invariants.shadow import Shadow, copied, run
     from ddtree.spec.errors import InputError
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     shadow = Shadow(recorded.function, recorded.arguments)
+    told: dict[str, Any] = {
+        "device": device, "same": False, "refused": "", "reference": None, "violation": None,
+    }  # fmt: skip
+    if find_spec("triton") is None:
+        why = "they need triton, which is not installed: pip install 'ddtree[kernels]'"
+        return told | _reference_alone(shadow, why)
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    from ddtree import impl
+
     given = copied(recorded.arguments, device)
     if recorded.function == "VerifyBuffers.fill":
         sizes = recorded.arguments["buffers"]
         given["buffers"] = impl.VerifyBuffers(
             sizes.max_batch, sizes.max_q_len, sizes.max_context, sizes.pad_slot, device
         )
-    told: dict[str, Any] = {"device": device, "same": False, "refused": "", "violation": None}
     try:
         result = run(impl, recorded.function, given)
     except InputError as error:
-        return told | {"refused": f"the kernels: {error}"}
+        return told | _reference_alone(shadow, str(error))
     violation = shadow.violation(result, given, "when run again")
     if shadow.refused:
         return told | {"refused": f"the reference: {shadow.refused}"}
@@ -91,6 +99,16 @@ def _run(recorded: "Recorded") -> dict[str, Any]:
         return told | {"same": True}
     names = ("expected", "found", "detail")
     return told | {"violation": {name: getattr(violation, name) for name in names}}
+
+
+def _reference_alone(shadow: "Shadow", why: str) -> dict[str, Any]:
+    """What the reference gives where the kernels do not run; nothing is compared."""
+    known = shadow.reference()
+    refused = f"the kernels: {why}"
+    if shadow.refused:
+        return {"refused": f"{refused}; and by the reference: {shadow.refused}"}
+    shapes = {n: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for n, t in known.items()}
+    return {"refused": refused, "reference": shapes}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -101,6 +119,10 @@ def _print(report: dict[str, Any]) -> None:
     if report["refused"]:
         text = f"{report['function']} is refused by {report['refused']}"
         console.print(Text(text, "bold red"), soft_wrap=True)
+        if report["reference"]:
+            given = ", ".join(f"{name} {shape}" for name, shape in report["reference"].items())
+            text = f"nothing was compared; the reference alone takes the call and gives {given}"
+            console.print(Text(text), soft_wrap=True)
     elif violation is None:
         text = f"{report['function']}: reference and kernels ({where}) give the same"
         console.print(Text(text, "bold green"), soft_wrap=True)

@@ -7,7 +7,8 @@
 An object, a class without arguments, a module, or one function (taken for ``verify_attention``, unless it
 bears another public name). Functions take what ``ddtree.spec``'s take and return the same;
 ``verify_attention`` may return its output alone. What an implementation needs in another form it converts
-(``spec.convert_mask``); what it cannot do it refuses by raising ``Refused`` with the reason.
+(``spec.convert_mask``); what it cannot do it refuses by raising ``Refused`` with the reason. It writes into
+none of its inputs, save the KV that a commit is given to move.
 """
 
 import inspect

@@ -235,6 +235,26 @@ def test_an_out_folder_that_cannot_be_written_is_told_first(
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("module", ["typer", "rich.table", "ddtree.cli.tune"])
+def test_an_interruption_at_the_start_ends_it_quietly(module: str) -> None:
+    """Wherever its imports are: exit code 130, and no traceback."""
+    stops = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Stops:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Stops())\n"
+        "sys.argv = ['ddtree', 'check', 'call.npz']\n"
+        "from ddtree.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", stops], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_real_command_leaves_bad_input_without_a_traceback() -> None:
     """What holds in this process holds in a shell."""
     done = command("check", "no-such.safetensors")

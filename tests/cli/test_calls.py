@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ddtree.cli.app import app
-from ddtree.invariants import debug, load
+from ddtree.invariants import Call, debug, load
+from ddtree.invariants.recorded import record
 from ddtree.spec import InputError, convert_mask
 from tests.cli.conftest import Run
 from tests.invariants.calls import verify
@@ -200,6 +202,33 @@ def test_a_dump_of_wrong_types_is_no_captured_call(run: Run, tmp_path: Path) -> 
         "convert_mask is refused by the reference: VerifyLayout.positions has dtype"
         in refused.stdout
     )
+
+
+def test_a_call_that_the_kernels_refuse_is_run_by_the_reference(run: Run, tmp_path: Path) -> None:
+    """A head_dim that they do not have: it is said, with what the reference gives; exit code 2."""
+    tree, layout, mask = verify([5, 3], 16, 3)
+    rows = layout.positions.numel()
+    query, key, pool = torch.randn(rows, 2, 16), torch.randn(rows, 1, 16), torch.randn(400, 1, 16)
+    arguments = (query, key, key, pool, pool, layout, mask)
+    names = ("query", "key", "value", "key_pool", "value_pool", "layout", "mask")
+    given = dict(zip(names, arguments, strict=True))
+    file = record(tmp_path / "call.safetensors", "verify_attention", given, Call.of(tree, layout))
+    result = run("replay", file)
+    assert result.exit_code == 2
+    assert "verify_attention is refused by the kernels: head_dim is 16" in result.stdout
+    assert f"the reference alone takes the call and gives result[0] float32 [{rows}, 2, 16]" in (
+        result.stdout
+    )
+    told = json.loads(run("replay", file, "--json").stdout)
+    assert (told["same"], list(told["reference"])) == (False, ["result[0]"])
+
+
+def test_what_is_no_call_is_not_sent_from_verb_to_verb(run: Run, tmp_path: Path) -> None:
+    """A script is neither replayed nor proposed to ``ddtree check``."""
+    (tmp_path / "mine.py").write_text("import torch")
+    result = run("replay", tmp_path / "mine.py")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("next: ddtree replay --help\n")
 
 
 @pytest.mark.parametrize("name", ["call.npz", "call.safetensors", "call.html"])
