@@ -6,7 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # set before Transformers is imported: a dow
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = (
@@ -24,6 +24,9 @@ settings.register_profile(
 )
 settings.register_profile(
     "long", max_examples=2000, print_blob=True, deadline=None, suppress_health_check=SLOW
+)
+settings.register_profile(  # a mutant is killed by any failure, however large
+    "mutants", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(PROFILE)
 

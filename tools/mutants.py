@@ -43,9 +43,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "spec/buffers.py": ("tests/spec/test_buffers.py", "tests/spec/test_bad_input.py"),
     "spec/round.py": ("tests/spec/test_round.py", "tests/spec/test_bad_input.py"),
-    "spec/sampling.py": ("tests/spec/test_sampling.py", "tests/spec/test_accept.py"),
+    "spec/errors.py": ("tests/spec/test_bad_input.py",),
+    "spec/dtypes.py": ("tests/spec/test_dtypes.py", "tests/spec/test_bad_input.py"),
+    "spec/sampling.py": ("tests/spec/test_sampling.py", "tests/spec/test_bad_input.py"),
     "spec/softmax.py": ("tests/spec/test_softmax.py",),
-    "spec/exact.py": ("tests/spec/test_softmax.py",),
+    "spec/exact.py": ("tests/spec/test_softmax.py", "-k", "exponential or log_1p or steps"),
     "impl/accept.py": (
         EQUAL,
         REFUSED,
@@ -53,15 +55,29 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         "(spec and accept) or bad_input or a_round",
     ),
+    "impl/attention_configs.py": ("tests/impl/test_attention.py", "-k", "which_configuration"),
     "impl/attention.py": ("tests/impl/test_attention.py", "-k", "not fp8 and not scales"),
     "impl/buffers.py": ("tests/impl/test_round.py", EQUAL, "-k", "buffers"),
+    "impl/check.py": ("tests/impl/test_check.py",),
+    "impl/check_sites.py": ("tests/impl/test_check.py", "-k", "site or page or device_says"),
     "impl/commit.py": (EQUAL, REFUSED, "-k", "(spec and commit) or bad_input"),
     "impl/layout.py": (EQUAL, REFUSED, "-k", "(spec and plan) or bad_input"),
+    "impl/layers.py": ("tests/impl/test_layers.py",),
     "impl/mask.py": (EQUAL, REFUSED, "-k", "(spec and mask) or bad_input"),
-    "impl/rank.py": (EQUAL, "-k", "tree or logits"),
+    "impl/rank.py": (EQUAL, "-k", "(spec and build_tree) or tiles or too_large or threshold"),
     "impl/round.py": ("tests/impl/test_round.py",),
-    "impl/sampling.py": (EQUAL, REFUSED, "-k", "(sampled) or bad_input"),
-    "impl/tree.py": (EQUAL, REFUSED, "-k", "(tree or paths) or bad_input"),
+    "impl/sampling.py": (
+        EQUAL,
+        REFUSED,
+        "-k",
+        "uniform or argmax or bad_input or sampled",
+    ),
+    "impl/tree.py": (
+        EQUAL,
+        REFUSED,
+        "-k",
+        "(spec and build_tree) or of_draft or threshold or bad_input",
+    ),
 }
 """The files that can be mutated, and pytest's arguments for the tests of each."""
 
@@ -176,13 +192,22 @@ def _tested(mutant: Mutant, tests: Sequence[str]) -> int:
 
 def _warm() -> None:
     """Import what every child needs and no mutant changes."""
-    for name in ("torch", "jaxtyping", "beartype", "hypothesis", "pytest", "transformers"):
-        __import__(name)
     import torch
 
-    torch.set_num_threads(1)
+    os.environ["DDTREE_PROFILE"] = "mutants"  # as "quick", but what fails is not made small
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # as tests/conftest.py, before Triton is imported
+    # the last is what torch.use_deterministic_algorithms imports, for seconds
+    for name in (
+        "jaxtyping",
+        "beartype",
+        "hypothesis",
+        "pytest",
+        "transformers",
+        "torch._inductor.config",
+    ):
+        __import__(name)
+    torch.set_num_threads(1)
 
 
 def main(arguments: list[str]) -> int:

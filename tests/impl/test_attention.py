@@ -18,7 +18,12 @@ from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.impl.attention import attend
-from ddtree.impl.attention_configs import AttentionConfig, choose_config
+from ddtree.impl.attention_configs import (
+    AttentionConfig,
+    HopperConfig,
+    choose_config,
+    merge_splits,
+)
 from ddtree.spec.mask import Form
 from tests.impl.cases import FORMS
 
@@ -363,6 +368,22 @@ def test_any_sizes(
     """Whatever the widths, prefixes, heads and programs are, the result agrees."""
     q_lens, prefixes = (list(sizes) for sizes in zip(*widths, strict=True))
     Call(q_lens, prefixes, group, kv_heads=kv_heads).check(config, num_programs, window=window)
+
+
+def test_which_configuration_is_chosen() -> None:
+    """The Hopper kernel where it was measured; elsewhere what fits registers and shared memory."""
+    half, wide, tall = torch.bfloat16, AttentionConfig(64, 64), AttentionConfig(64, 64, 3, 1, 8)
+    exact, narrow = AttentionConfig(16, 32, num_stages=2), AttentionConfig(64, 32, 3, 1, 8)
+    for dtype, head_dim, capability, expected in [
+        (half, 64, 9, HopperConfig()), (torch.float16, 128, 9, HopperConfig()),
+        (half, 96, 9, wide), (half, 256, 9, tall), (torch.float32, 128, 9, exact),
+        (half, 128, 8, wide), (half, 128, 10, wide), (half, 128, 0, wide),
+        (half, 256, 8, narrow), (half, 256, 10, narrow), (torch.float32, 256, 0, exact),
+    ]:  # fmt: skip
+        assert choose_config(dtype, head_dim, capability) == expected, (dtype, head_dim, capability)
+    assert choose_config(half, 128) == wide == AttentionConfig(64, 64, 3, 2, 4)
+    assert HopperConfig() == HopperConfig(128, 64, 5, 1, 4, 3, 208, 88)
+    assert [merge_splits(2, 3, n) for n in (95, 96, 97)] == [8, 16, 16]
 
 
 @pytest.mark.gpu

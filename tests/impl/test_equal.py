@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
 
 from ddtree import impl, spec
-from ddtree.spec import Budget
+from ddtree.impl.sampling import first_argmax, row_uniforms
+from ddtree.spec import Budget, Sampling, sampling
 from ddtree.spec.softmax import MAX_VOCAB, TILE
-from tests.impl.cases import DEVICE, FORMS, FUNCTIONS, KINDS, case, differences
+from tests.impl.cases import DEVICE, FORMS, FUNCTIONS, KINDS, case, differences, moved
 
 SIZES = {  # batch, horizon, vocab, budget
     "one node": (1, 1, 1, 1),
@@ -121,6 +122,34 @@ def test_rows_that_keep_too_many_tokens_are_sampled_too(
     c = case(9, "normal", 2, 2, 19, 3)
     options = {"temperature": 1.3, "top_k": top_k, "top_p": top_p}
     assert not differences("accept_sampled", replace(c, options=options))
+
+
+@pytest.mark.parametrize("seed", [5, 2**63 - 2, 2**64 - 3, (9, 2**63, 0), torch.tensor([7, -1, 5])])
+def test_uniform_numbers_are_the_references(seed: Any) -> None:
+    """Of every kind of seed, over requests that end in the middle of a block of rows."""
+    q_lens = torch.tensor([100, 29, 7])
+    ends = torch.cat([torch.zeros(1).long(), q_lens.cumsum(0)])
+    positions = torch.randint(
+        0, 2**33, (int(ends[-1]),), generator=torch.Generator().manual_seed(3)
+    )
+    layout = spec.VerifyLayout(
+        ends.int(), torch.zeros(4).int(), torch.zeros(0).long(), q_lens.square().cumsum(0).roll(1),
+        spec.QLen(100), positions, positions,
+    )  # fmt: skip
+    expected = sampling.row_uniforms(Sampling(seed=seed), layout, 3)
+    found = row_uniforms(moved(Sampling(seed=seed), DEVICE), moved(layout, DEVICE), 3)
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 4099, 9000])
+def test_the_argmax_of_rows_is_the_references(vocab: int) -> None:
+    """Ties to the smallest id, in rows of one split and of several; no rows give none."""
+    g = torch.Generator().manual_seed(vocab)
+    rows = torch.randint(0, 4, (5, vocab), generator=g).float()
+    rows[1] = -3.0
+    rows[2, -1] = 9.0
+    assert torch.equal(first_argmax(rows.to(DEVICE)).cpu(), sampling.first_argmax(rows))
+    assert first_argmax(rows[:0].to(DEVICE)).shape == (0,)
 
 
 @pytest.mark.long

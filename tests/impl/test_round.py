@@ -1,11 +1,13 @@
 """Whole rounds and fixed buffers of ``impl`` against ``spec``."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from ddtree import impl, spec
-from ddtree.spec import Budget, InputError, QLen, Sampling
+from ddtree.spec import Budget, Horizon, InputError, QLen, Sampling
 from tests.impl.bigram import BigramTarget
 from tests.impl.cases import DEVICE, case, moved
 
@@ -89,6 +91,51 @@ def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
         assert torch.equal(pool[:-1].cpu().nan_to_num(-1), known[:-1].nan_to_num(-1))
     if buffered:
         same_buffers(buffers[0], buffers[1])
+
+
+class RunAnew:
+    """In place of a CUDA graph: each replay runs the call again, on the same memory."""
+
+    def __init__(self, run: Callable[[], spec.Round], device: torch.device) -> None:
+        assert device.type == "cpu"
+        self.run, self.graph, self.checks = run, None, list[object]()
+        self.result = run()
+
+    def replay(self) -> spec.Round:
+        """Run it again."""
+        return self.run()
+
+
+def test_a_round_graph_serves_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests, then two: each replay is the reference's round, and the third's slots stay put."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr("ddtree.impl.round.Captured", RunAnew)
+    g = torch.Generator().manual_seed(6)
+    table = torch.randn(VOCAB, VOCAB, generator=g) * 4
+    slots = torch.randperm(3 * CONTEXT, generator=g).view(3, CONTEXT)
+    target = BigramTarget(
+        table.to(DEVICE), slots.clone().to(DEVICE), 3 * CONTEXT, 1, impl.commit_kv
+    )
+    with pytest.raises(InputError, match="slot_table has 3 requests; max_batch is 4"):
+        impl.RoundGraph(target, 4, Horizon(HORIZON), VOCAB, Budget(5))
+    graph = impl.RoundGraph(target, 3, Horizon(HORIZON), VOCAB, Budget(5))
+    assert torch.equal(target.slot_table.cpu(), slots)
+    prefix_lens = torch.tensor([5, 0, 9], dtype=torch.int32)
+    for batch in (3, 2):
+        roots = torch.randint(0, VOCAB, (batch,), generator=g)
+        draft = draft_that_agrees(table, roots, g)
+        reference = BigramTarget(
+            table, moved(target.slot_table[:batch], "cpu"), 3 * CONTEXT, 1, spec.commit_kv
+        )
+        third = moved(target.slot_table[2], "cpu")
+        found = graph.replay(draft.to(DEVICE), roots.to(DEVICE), prefix_lens[:batch].to(DEVICE))
+        expected = spec.verify_round(draft, roots, prefix_lens[:batch], reference, Budget(5))
+        assert torch.equal(found.token_ids[:batch].cpu(), expected.token_ids)
+        assert torch.equal(target.slot_table[:batch].cpu(), reference.slot_table)
+        assert (found.token_ids[batch:] == -1).all()
+    assert torch.equal(target.slot_table[2].cpu(), third)
+    with pytest.raises(InputError, match="batch is 4; the graph was captured for 3"):
+        graph.replay(draft.to(DEVICE), torch.zeros(4).long().to(DEVICE), prefix_lens.to(DEVICE))
 
 
 @pytest.mark.parametrize("size", SIZES_OF_BUFFERS)

@@ -26,7 +26,7 @@ from ddtree.spec.contracts import (
     PagedKV,
     QLen,
 )
-from ddtree.spec.errors import InputError
+from ddtree.spec.errors import InputError, require_int
 from ddtree.spec.layout import plan_verify
 from ddtree.spec.mask import convert_mask, tree_mask
 from ddtree.spec.round import verify_round
@@ -279,6 +279,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: Sampling(temperature=-1.0), "temperature is -1.0; the least is 0, greedy"),
     (lambda: Sampling(top_k=0), "top_k is 0; the least is 1"),
     (lambda: Sampling(top_p=2.0), "top_p is 2.0; it must be above 0 and at most 1"),
+    (lambda: Sampling(top_p=-0.5), "top_p is -0.5; it must be above 0 and at most 1"),
     (lambda: Sampling(seed=-1), "seed is -1; the least is 0"),
     (lambda: Sampling(seed=(3, 2**64)), f"seed is {2**64}; the most is {2**64 - 1}"),
     (lambda: Sampling(seed=b"x"), "seed is a bytes; expected a whole number"),
@@ -288,6 +289,8 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (choose(target_logits=LOGITS * math.nan), "logits row 0 has no finite maximum"),
     (choose(target_logits=LOGITS - math.inf), "logits row 0 has no finite maximum"),
     (lambda: target_distribution(LOGITS[:, :0]), "logits have shape [8, 0]"),
+    (lambda: target_distribution(LOGITS[None]), "logits have shape [1, 8, 3]; expected [rows, vocab]"),
+    (lambda: sample(torch.ones(2, 1).double(), torch.tensor([0.5, 1.0]).double()), "uniforms holds 1.0; expected"),
     (lambda: sample(LOGITS.double() + 1, UNIFORMS + 2), "uniforms holds 2.0"),
     (lambda: position_uniforms(-1, IDS), "seed is -1; the least is 0"),
     (lambda: Sampling(seed=(1, 2, 3)).seeds(2), "3 seeds for 2 requests"),
@@ -336,6 +339,23 @@ def test_the_error_says_what_was_wrong(call: Callable[[], object], fragment: str
     with pytest.raises(InputError) as caught:
         call()
     assert fragment in str(caught.value)
+
+
+def test_whole_numbers_have_bounds() -> None:
+    """Both bounds are allowed; the most is int64's where none is said, and the least may have a reason."""
+    for value in (-5, 2**63 - 1):
+        require_int("x", value=value, least=-5)
+    require_int("x", 7, 1, most=7)
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: require_int("x", 2**63, 1), f"x is {2**63}; the most is 9223372036854775807"),
+        (lambda: require_int("x", 8, 1, most=7), "x is 8; the most is 7"),
+        (lambda: require_int("x", 0, 1), "x is 0; the least is 1"),
+        (lambda: require_int("x", 0, 1, "a chain"), "x is 0; the least is 1, a chain"),
+    ]
+    for call, message in refused:
+        with pytest.raises(InputError) as caught:
+            call()
+        assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from ddtree.spec import (
     verify_attention,
 )
 from ddtree.spec.contracts import TreeMask
+from ddtree.spec.dtypes import FLOAT, indexable, require_tensor
 
 DRAFT = torch.full((1, 2, 3), -1.1)
 ROOT = torch.tensor([1])
@@ -121,3 +122,22 @@ def test_either_index_dtype_is_read_the_same(dtype: torch.dtype) -> None:
     )
     assert torch.equal(convert_mask(PACKED, layout, "flat").allowed, FLAT.allowed)
     assert attend(layout) is not None
+
+
+def test_axes_are_a_size_or_a_name_for_any() -> None:
+    """As many as the tensor has, however long; the message has its shape and the axes wanted."""
+    require_tensor("x", torch.zeros(300, 7), FLOAT, (300, "width"))
+    for shape, wanted in [((300, 7), (299, "width")), ((300, 7), ("rows",)), ((7,), ("rows", "n"))]:
+        expected = ", ".join(map(str, wanted))
+        with pytest.raises(InputError) as caught:
+            require_tensor("x", torch.zeros(shape), FLOAT, wanted)
+        assert str(caught.value) == f"x has shape {list(shape)}; expected [{expected}]"
+
+
+def test_fp8_alone_is_indexed_as_bytes() -> None:
+    """Of the same memory; another pool stays what it is."""
+    pool = torch.tensor([1.0, -2.0])
+    assert indexable(pool) is pool
+    small = pool.to(torch.float8_e4m3fn)
+    assert indexable(small).tolist() == [0x38, 0xC0]
+    assert indexable(small).data_ptr() == small.data_ptr()

@@ -7,12 +7,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as hs
 
+from ddtree.spec.contracts import QLen, VerifyLayout
 from ddtree.spec.errors import InputError
 from ddtree.spec.sampling import (
     Sampling,
     first_argmax,
     philox,
     position_uniforms,
+    row_uniforms,
     sample,
     target_distribution,
 )
@@ -110,6 +112,13 @@ def test_written_out() -> None:
         ((0.0, None, None), [0, 1, 0, 0]),
     ]:
         assert target_distribution(logits, *arguments)[0].tolist() == pytest.approx(expected)
+    assert target_distribution(logits)[0].tolist() == pytest.approx([1 / 8, 1 / 2, 1 / 8, 1 / 4])
+
+
+def test_a_tiny_temperature_leaves_the_likeliest() -> None:
+    """Ties share; nothing overflows."""
+    logits = torch.tensor([[-3.0, 5.0, 5.0]])
+    assert target_distribution(logits, 1e-308).tolist() == [[0.0, 0.5, 0.5]]
 
 
 @given(hs.lists(hs.integers(0, 3), min_size=1, max_size=9))
@@ -135,6 +144,19 @@ def test_a_sample_inverts_the_distribution_function(shares: list[int], number: i
     assert sum(shares[:token]) * 2**53 <= number * total < sum(shares[: token + 1]) * 2**53
 
 
+def test_a_sample_is_of_the_shares_of_the_sum() -> None:
+    """Sums need not be 1, and one so small that u times it rounds onto it gives no token of share 0."""
+    smallest = 5e-324
+    for shares, number, token in [
+        ([1.0, 1.0, 2.0], 0.49, 1),
+        ([1.0, 1.0, 2.0], 0.6, 2),
+        ([smallest, 0.0], 0.9, 0),
+    ]:
+        probs = torch.tensor([shares], dtype=torch.float64)
+        uniform = torch.tensor([number], dtype=torch.float64)
+        assert sample(probs, uniform).tolist() == [token]
+
+
 def test_seeds_may_lie_in_a_tensor() -> None:
     """In the bits of int64, one for each request; the numbers are those of the seeds."""
     seeds = (5, 2**64 - 1)
@@ -142,3 +164,18 @@ def test_seeds_may_lie_in_a_tensor() -> None:
     assert held.seeds(2) == list(seeds)
     with pytest.raises(InputError, match="2 seeds for 3 requests"):
         held.seeds(3)
+
+
+def test_a_row_draws_the_number_of_its_requests_seed_and_its_position() -> None:
+    """Prefixes 4 and 7, three rows and one; siblings stand at one position and share its number."""
+    layout = VerifyLayout(
+        torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([0, 4, 11], dtype=torch.int32),
+        torch.arange(11), torch.tensor([0, 21, 29]), QLen(3), torch.tensor([4, 5, 5, 7]),
+        torch.tensor([4, 5, 6, 18]),
+    )  # fmt: skip
+    found = row_uniforms(Sampling(seed=5), layout, 2)
+    expected = [
+        oracles.philox4x32((position, 0, 0, 0), (seed, 0))[:2]
+        for seed, position in [(5, 4), (5, 5), (5, 5), (6, 7)]
+    ]
+    assert (found * 2**53).tolist() == [(high << 32 | low) >> 11 for high, low in expected]

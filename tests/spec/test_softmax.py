@@ -3,6 +3,7 @@
 import math
 import random
 import struct
+from decimal import Context, Decimal
 
 import pytest
 import torch
@@ -146,7 +147,16 @@ def test_log_1p(x: float) -> None:
     assert log_1p(x, bits_of, float_of) == pytest.approx(math.log1p(x), rel=2**-50, abs=0)
 
 
+@pytest.mark.parametrize("x", [0.4, 0.4142135, math.sqrt(2) - 1])
+def test_log_1p_takes_all_terms_of_its_series(x: float) -> None:
+    """Up to sqrt(2) the last two terms are worth 2**-50: with them it is within 2**-51 of itself."""
+    true = (1 + Decimal(x)).ln(Context(prec=40))
+    assert abs(Decimal(log_1p(x, bits_of, float_of)) - true) <= true * Decimal(2.0**-51)
+
+
 @given(hs.floats(0, 2.0**52), hs.floats(0, 1))
+@example(2.0**52, 1.0)
+@example(2.0**52 - 0.5, 0.5)
 def test_steps(steps: float, weight: float) -> None:
     """Numbers become whole steps that are right to half of the last one."""
     whole, part = split_steps(steps, bits_of)
@@ -195,3 +205,24 @@ def test_vocabularies_over_the_limit_are_refused() -> None:
     """A row whose sums might not fit."""
     with pytest.raises(InputError, match=f"a row has {MAX_VOCAB + 1} logits"):
         log_softmax(torch.zeros(1).expand(MAX_VOCAB + 1))
+
+
+def test_sums_of_the_largest_vocabulary_fit() -> None:
+    """4194304 tokens are 2**10 tiles, each at most 2**12 weights of 2**50 steps: 2**62, and no more do."""
+    assert MAX_VOCAB == 4194304
+    assert MAX_VOCAB // TILE * weight_steps(1.0, bits_of) * 2**12 <= 2**72
+
+
+def test_the_likeliest_token_is_told_how_much_others_weigh() -> None:
+    """Of two tokens 30 apart it has -exp(-30), which has 105 of its steps of 2**-50."""
+    for last in ([], [-INF]):
+        assert log_softmax(torch.tensor([0.0, -30.0, *last]))[0] == pytest.approx(
+            -math.exp(-30), rel=0.5 / 105, abs=0
+        )
+
+
+def test_float32s_lowest_number_is_a_log_prob() -> None:
+    """What lies below it is -inf."""
+    lowest = torch.finfo(torch.float32).min
+    assert log_softmax(torch.tensor([0.0, lowest])).tolist() == [0.0, lowest]
+    assert log_softmax(torch.tensor([1e38, lowest])).tolist() == [0.0, -INF]
