@@ -115,6 +115,12 @@ def test_written_out() -> None:
     assert target_distribution(logits)[0].tolist() == pytest.approx([1 / 8, 1 / 2, 1 / 8, 1 / 4])
 
 
+def test_of_many_ties_the_smallest_tokens_are_kept() -> None:
+    """More than a sort that is not stable leaves in order."""
+    kept = target_distribution(torch.zeros(1, 33), 1.0, 5)[0]
+    assert kept.tolist() == pytest.approx([1 / 5] * 5 + [0.0] * 28)
+
+
 def test_a_tiny_temperature_leaves_the_likeliest() -> None:
     """Ties share; nothing overflows."""
     logits = torch.tensor([[-3.0, 5.0, 5.0]])
