@@ -6,10 +6,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ddtree.impl.accept_kernels import new_tokens_kernel, walk_kernel
+from ddtree.impl.arguments import require_layout, require_requests, require_rows, require_tree
 from ddtree.impl.op import op
 from ddtree.impl.sampling import sample_rows
 from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import FLOAT, INDEX, require_kind, require_tensor
+from ddtree.spec.errors import require, require_int
 from ddtree.spec.public import public
 
 
@@ -30,21 +32,16 @@ def accept_greedy(
         The accepted paths ``[B, horizon + 1]`` and the bonus tokens.
 
     Raises:
-        InputError: shapes that do not agree, or a negative horizon.
+        InputError: dtypes or shapes that do not agree, such as fewer choices than the layout has
+            rows, or a horizon that is no whole number or negative.
     """
+    require_tree(tree)
+    require_layout(layout)
+    require_tensor("target_ids", target_ids, INDEX, ("rows",))
+    require_int("horizon", horizon, 0, "a tree of the root alone")
     batch = tree.token_ids.shape[0]
-    require(horizon >= 0, "horizon is {}; the least is 0, a tree of the root alone", horizon)
-    require(
-        layout.qo_indptr.numel() > batch,
-        "the layout has {} requests, the tree {}",
-        layout.qo_indptr.numel() - 1,
-        batch,
-    )
-    require(
-        target_ids.ndim == 1,
-        "target_ids has shape {}; expected one choice a query row",
-        list(target_ids.shape),
-    )
+    require_requests(layout, "tree", batch)
+    require_rows("target_ids", target_ids, layout)
     width = horizon + 1
     nodes = tree.parents.new_empty((batch, width))
     num_accepted = tree.parents.new_empty(batch)
@@ -109,11 +106,10 @@ def accept_sampled(
     Raises:
         InputError: as ``accept_greedy``; sampling parameters that define no distribution.
     """
-    require(
-        target_logits.ndim == 2,
-        "target_logits has shape {}; expected [T, vocab]",
-        list(target_logits.shape),
-    )
+    require_kind("layout", layout, VerifyLayout)
+    require_tensor("target_logits", target_logits, FLOAT, ("rows", "vocab"))
+    require_tensor("uniforms", uniforms, (torch.float64,), ("rows",))
+    require_rows("target_logits", target_logits, layout)
     require(
         uniforms.shape == target_logits.shape[:1],
         "uniforms has shape {}; target_logits has {} rows",

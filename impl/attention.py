@@ -25,6 +25,7 @@ import triton.language as tl
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from ddtree.impl.arguments import require_layout, require_rows
 from ddtree.impl.attention_configs import (
     AttentionConfig,
     HopperConfig,
@@ -33,13 +34,13 @@ from ddtree.impl.attention_configs import (
 )
 from ddtree.impl.attention_hopper_kernels import attend_hopper_kernel
 from ddtree.impl.attention_kernels import RECORD_WORDS, attend_kernel, merge_kernel
-from ddtree.impl.mask import convert_mask
+from ddtree.impl.mask import convert_mask, require_words
 from ddtree.impl.op import IS_INTERPRETED, op
 from ddtree.spec.attention import PoolScale, _require_scale, _require_shapes
 from ddtree.spec.contracts import BitMask, QLen, TreeMask, VerifyLayout
 from ddtree.spec.dtypes import FP8, require_kind, require_tensor
 from ddtree.spec.errors import require, require_int, require_number
-from ddtree.spec.index import bit_words, fits_int32
+from ddtree.spec.index import fits_int32
 from ddtree.spec.mask import FORMS
 from ddtree.spec.public import public
 
@@ -74,8 +75,8 @@ def verify_attention(
     """Attend from every tree node to the prefix and to its ancestors.
 
     Sums are float32, products are taken in query's dtype. Two runs of one call on one device model
-    give the same bits. Nothing is checked that only the device knows: slots, widths and the contents
-    of scales are trusted.
+    give the same bits. Nothing is checked that only the device knows: slots, the indptrs and the contents
+    of scales are trusted, and wrong ones may read, or write, memory of others.
 
     Args:
         query: ``[T, q_heads, head_dim]``; query head h reads KV head ``h // (q_heads / kv_heads)``.
@@ -106,8 +107,9 @@ def verify_attention(
             window that is not positive, or a negative scale.
     """
     _require_shapes(query, key, value, key_pool, value_pool, sinks)
-    require_kind("layout", layout, VerifyLayout)
+    require_layout(layout)
     require_kind("mask", mask, *FORMS)
+    require_rows("query", query, layout)
     _require_scale("key_scale", key_scale, key.shape[1])
     _require_scale("value_scale", value_scale, key.shape[1])
     words = (mask if isinstance(mask, BitMask) else convert_mask(mask, layout, "bits")).words
@@ -441,14 +443,7 @@ def _require_supported(
             other,
             strides[1],
         )
-    least = bit_words(layout.max_q_len)
-    require(
-        words.shape[1] >= least,
-        "bit mask has {} words a row; max_q_len {} needs {}",
-        words.shape[1],
-        layout.max_q_len,
-        least,
-    )
+    require_words(words, layout)
     require(
         not (IS_INTERPRETED and query.dtype is torch.bfloat16),
         "query is {}; Triton's interpreter multiplies bfloat16 wrongly: take float32 or float16, or a GPU",

@@ -5,9 +5,11 @@ import triton
 from torch import Tensor
 
 from ddtree import spec
+from ddtree.impl.arguments import require_layout, require_tree
 from ddtree.impl.buffers_kernels import fill_kernel, fill_rows_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
+from ddtree.spec.dtypes import require_kind
 from ddtree.spec.errors import require
 from ddtree.spec.public import public
 
@@ -33,7 +35,8 @@ class VerifyBuffers(spec.VerifyBuffers):
             mask: the call's flat mask.
 
         Raises:
-            InputError: a batch or a q_len over the capacity, with both numbers. Nothing is written
+            InputError: a wrong dtype, a layout of another batch or of more rows a request than the
+                trees have, or a batch or a q_len over the capacity, with both numbers. Nothing is written
                 then.
         """
         _fill(self, tree, layout, mask)
@@ -42,7 +45,22 @@ class VerifyBuffers(spec.VerifyBuffers):
 @public
 def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: FlatMask) -> None:
     """Fill the buffers; a function of its own so that debug mode sees it."""
+    require_tree(tree)
+    require_layout(layout)
+    require_kind("mask", mask, FlatMask)
     batch = layout.qo_indptr.numel() - 1
+    require(
+        tree.token_ids.shape[0] == batch,
+        "the layout has {} requests, the tree {}",
+        batch,
+        tree.token_ids.shape[0],
+    )
+    require(
+        layout.max_q_len <= tree.token_ids.shape[1],
+        "the layout has max_q_len {}; its tree has {} rows",
+        layout.max_q_len,
+        tree.token_ids.shape[1],
+    )
     require(
         batch <= buffers.max_batch,
         "batch is {}; the buffers were made for {}",
@@ -112,5 +130,11 @@ def _copy(content: Tensor, indptr: Tensor, buffer: Tensor) -> None:
         content, buffer = content.view(torch.uint8), buffer.view(torch.uint8)
     if buffer.numel():
         fill_kernel[(triton.cdiv(buffer.numel(), ENTRIES),)](
-            content, indptr[-1:], buffer, buffer.numel(), BLOCK=ENTRIES, num_warps=8
+            content,
+            indptr[-1:],
+            buffer,
+            content.numel(),
+            buffer.numel(),
+            BLOCK=ENTRIES,
+            num_warps=8,
         )

@@ -44,8 +44,8 @@ def fill_rows_kernel(
 
 
 @triton.jit
-def fill_kernel(content, length, buffer, capacity, BLOCK: tl.constexpr):
-    """Write ``length[0]`` entries of ``content`` to the front of ``buffer`` and 0 to the rest."""
+def fill_kernel(content, length, buffer, held, capacity, BLOCK: tl.constexpr):
+    """Write ``length[0]`` of the ``held`` entries of ``content`` to the front of ``buffer``, 0 to the rest."""
     entry = block_start(tl.program_id(0).to(tl.int64), BLOCK) + tl.arange(0, BLOCK)
-    value = tl.load(content + entry, mask=entry < tl.load(length), other=0)
+    value = tl.load(content + entry, mask=entry < tl.minimum(tl.load(length), held), other=0)
     tl.store(buffer + entry, value, mask=entry < capacity)

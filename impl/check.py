@@ -336,6 +336,7 @@ class CapturedCheck:
             self._size("custom_mask"), self._size("kv_indices"), self._size("packed"),
             self._size("words"), self._size("words", 1), self._size("bias", 2), self._size("bias", 3),
             self._size("positions"), self._size("out_cache_loc"), self._size("input_ids"),
+            -1 if call.num_rows is None else call.num_rows, self._size("target_ids"),
             self.max_rows if has_masks and self.level == "full" else -1, int(needs_q),
             call.num_rows or 0, max(row_counts(call).values(), default=0),
             call.vocab_size or 0, call.slot_stride or 0, call.kv_pool_size or 0,

@@ -148,6 +148,8 @@ SPARE_BITS = constant("spare_bits")
 ROOM_POSITIONS = constant("buffer_capacity", "positions")
 ROOM_OUT = constant("buffer_capacity", "out_cache_loc")
 ROOM_INPUT = constant("buffer_capacity", "input_ids")
+ROOM_ROWS = constant("buffer_capacity", "num_rows")
+ROOM_TARGET = constant("buffer_capacity", "target_ids")
 ROOM_MASK = constant("buffer_capacity", "custom_mask")
 ROOM_KV = constant("buffer_capacity", "kv_indices")
 TAIL_QO = constant("stale_tail", "qo_indptr")
@@ -313,7 +315,7 @@ def sizes_kernel(
     room, batch, qo_room, kv_room, mask_room, byte_room,
     rows, tree_rows, parent_rows, budget, max_q_len, total,  # -1: not known
     mask_size, kv_size, packed_size, words_rows, words_width, bias_rows, bias_columns,
-    positions_size, out_size, input_size, max_rows, needs_q,
+    positions_size, out_size, input_size, query_size, target_size, max_rows, needs_q,
     num_rows, counted_rows, vocab, stride, pool_size, most_accepted,
     CAPTURED: tl.constexpr, DYNAMIC: tl.constexpr, OFFSET_BITS: tl.constexpr,
     QO_IS_32: tl.constexpr, KV_IS_32: tl.constexpr, MASK_IS_32: tl.constexpr, BATCH: tl.constexpr,
@@ -555,6 +557,8 @@ def sizes_kernel(
             check_room(all_rows, positions_size, ROOM_POSITIONS, state, numbers, room)
             check_room(all_rows, out_size, ROOM_OUT, state, numbers, room)
             check_room(all_rows, input_size, ROOM_INPUT, state, numbers, room)
+            check_room(all_rows, query_size, ROOM_ROWS, state, numbers, room)
+            check_room(all_rows, target_size, ROOM_TARGET, state, numbers, room)
             check_room(bits, mask_size, ROOM_MASK, state, numbers, room)
             check_room(all_prefixes, kv_size, ROOM_KV, state, numbers, room)
             if qo_indptr is not None:

@@ -99,6 +99,8 @@ SITES = (
     Site("buffer_capacity", "positions", expected=False, of_call=True),
     Site("buffer_capacity", "out_cache_loc", expected=False, of_call=True),
     Site("buffer_capacity", "input_ids", expected=False, of_call=True),
+    Site("buffer_capacity", "num_rows", expected=False, of_call=True),
+    Site("buffer_capacity", "target_ids", expected=False, of_call=True),
     Site("buffer_capacity", "custom_mask", expected=False, of_call=True),
     Site("buffer_capacity", "kv_indices", expected=False, of_call=True),
     Site("stale_tail", "qo_indptr"),

@@ -6,10 +6,12 @@ import torch
 import triton
 from torch import Tensor
 
+from ddtree.impl.arguments import require_layout, require_requests
 from ddtree.impl.commit_kernels import commit_slots_kernel, move_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import require, require_int
 from ddtree.spec.public import public
 
 TILE = 8192
@@ -35,11 +37,20 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
         that holds it now.
 
     Raises:
-        InputError: shapes that do not agree, a page size below 1, or pools that differ, are not
+        InputError: dtypes or shapes that do not agree, a page size below 1, or pools that differ, are not
             contiguous or have rows that are no whole number of 4-byte words.
     """
+    require_kind("kv", kv, PagedKV)
+    require_layout(layout)
+    require_kind("acceptance", acceptance, Acceptance)
     batch, width = acceptance.nodes.shape
-    require(kv.page_size >= 1, "page_size is {}; the least is 1", kv.page_size)
+    require(
+        acceptance.num_accepted.shape[0] == batch,
+        "Acceptance.num_accepted has {} requests, nodes {}",
+        acceptance.num_accepted.shape[0],
+        batch,
+    )
+    require_int("page_size", kv.page_size, 1)
     require(
         len(kv.keys) == len(kv.values), "{} key pools, {} value pools", len(kv.keys), len(kv.values)
     )
@@ -54,12 +65,7 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
         "slot_table has strides {}; its entries must lie side by side",
         kv.slot_table.stride(),
     )
-    require(
-        layout.qo_indptr.numel() > batch,
-        "the layout has {} requests, the acceptance {}",
-        layout.qo_indptr.numel() - 1,
-        batch,
-    )
+    require_requests(layout, "acceptance", batch)
     pools = [*kv.keys, *kv.values] if kv.page_size > 1 else []
     if pools:
         _require_alike(pools)
@@ -105,7 +111,8 @@ def _commit(
         block = min(TILE // padded_width, triton.next_power_of_2(row_words))
         addresses = _addresses(tuple(pool.data_ptr() for pool in pools), pools[0].device)[0]
         move_kernel[(triton.cdiv(row_words, block), batch, len(pools))](
-            addresses, src, dst, width, row_words, WIDTH=padded_width, BLOCK=block,
+            addresses, src, dst, width, row_words, min(pool.shape[0] for pool in pools),
+            WIDTH=padded_width, BLOCK=block,
         )  # fmt: skip
 
 

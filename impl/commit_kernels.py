@@ -24,11 +24,12 @@ def commit_slots_kernel(
     is_step = (step < count) & (step < width)
     node = tl.load(nodes + row_offset(b, width, step), mask=is_step, other=0)
     source = kv_len(prefix_len, node)
-    written = tl.load(slots + source, mask=is_step & (source < max_context), other=-1)
+    is_entry = is_step & (source >= 0) & (source < max_context)  # whatever the path says
+    written = tl.load(slots + source, mask=is_entry, other=-1)
     if PERMUTE:
         row = tl.arange(0, ROWS)
         entry = kv_len(prefix_len, row)
-        is_row = (row < q_len) & (entry < max_context)
+        is_row = (row < q_len) & (entry >= 0) & (entry < max_context)
         slot = tl.load(slots + entry, mask=is_row, other=-1)
         is_this = (node[:, None] == row[None, :]) & is_step[:, None]
         is_accepted = tl.max(is_this.to(tl.int32), axis=0) != 0
@@ -38,11 +39,14 @@ def commit_slots_kernel(
         )
         into = tl.where(is_accepted, as_step, dropped_step(count, row, accepted_before))
         held = written
+        target = commit_entry(prefix_len, into)
+        fits = is_row & (target >= 0) & (target < max_context)
         tl.debug_barrier()  # all slots have been read
-        tl.store(slots + commit_entry(prefix_len, into), slot, mask=is_row)
+        tl.store(slots + target, slot, mask=fits)
     else:
         target = commit_entry(prefix_len, step)
-        held = tl.load(slots + target, mask=is_step & (target < max_context), other=-1)
+        fits = is_step & (target >= 0) & (target < max_context)
+        held = tl.load(slots + target, mask=fits, other=-1)
     tl.store(prefix_lens + b, commit_entry(prefix_len, count))
     tl.store(src + row_offset(b, width, step), written, mask=step < width)
     tl.store(dst + row_offset(b, width, step), held, mask=step < width)
@@ -51,7 +55,7 @@ def commit_slots_kernel(
 @triton.jit
 def move_kernel(
     pools, src, dst,  # addresses of the pools, [B, width] slots twice
-    width, row_words,
+    width, row_words, num_slots,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one request's accepted rows of one pool, BLOCK words of each row.
@@ -65,6 +69,7 @@ def move_kernel(
     source = tl.load(src + line, mask=step < width, other=-1)
     target = tl.load(dst + line, mask=step < width, other=-1)
     moves = (source >= 0) & (target >= 0) & (source != target)
+    moves &= (source < num_slots) & (target < num_slots)  # whatever the slot table says
     if tl.max(moves.to(tl.int32), axis=0) > 0:
         word = block_start(tl.program_id(0), BLOCK) + tl.arange(0, BLOCK)[None, :]
         wanted = moves[:, None] & (word < row_words)

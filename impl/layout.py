@@ -11,9 +11,11 @@ import triton
 from jaxtyping import Int, Int32, Int64
 from torch import Tensor
 
+from ddtree.impl.arguments import require_layout, require_requests, require_tree
 from ddtree.impl.layout_kernels import plan_kernel, row_inputs_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, QLen, VerifyLayout
+from ddtree.spec.dtypes import INDEX, LENGTH, require_tensor
 from ddtree.spec.errors import require
 from ddtree.spec.index import fits_int32
 from ddtree.spec.public import public
@@ -42,36 +44,25 @@ def plan_verify(
     Returns:
         The layout in tensors of full size: ``T = B * Q`` rows and ``B * max_context`` entries of
         ``kv_indices``, which are not written past ``kv_indptr[-1]``. Unused rows have position 0
-        and slot -1. The lengths are trusted, since to look at them would stall the device.
+        and slot -1. To look at the lengths would stall the device: a prefix is taken as
+        ``max_context`` entries at most, a q_len as 0 to Q, and debug mode names what is outside.
 
     Raises:
-        InputError: shapes that do not agree, a batch of 0, or sizes whose indptr could overflow int32.
+        InputError: dtypes or shapes that do not agree, a batch of 0, or sizes whose indptr could
+            overflow int32.
     """
+    require_tree(tree)
     batch = tree.token_ids.shape[0]
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
-    require(
-        prefix_lens.shape == (batch,),
-        "prefix_lens has shape {}; the tree has {} requests",
-        list(prefix_lens.shape),
-        batch,
-    )
-    require(
-        slot_table.ndim == 2 and slot_table.shape[0] == batch,
-        "slot_table has shape {}; expected [{}, max_context]",
-        list(slot_table.shape),
-        batch,
-    )
+    require_tensor("prefix_lens", prefix_lens, LENGTH, (batch,))
+    require_tensor("slot_table", slot_table, INDEX, (batch, "max_context"))
     require(
         slot_table.stride(1) == 1,
         "slot_table has strides {}; its entries must lie side by side",
         slot_table.stride(),
     )
-    require(
-        q_lens is None or q_lens.shape == (batch,),
-        "q_lens has shape {}; the tree has {} requests",
-        None if q_lens is None else list(q_lens.shape),
-        batch,
-    )
+    if q_lens is not None:
+        require_tensor("q_lens", q_lens, LENGTH, (batch,))
     return _planned(tree.depths, prefix_lens, slot_table, q_lens)
 
 
@@ -170,7 +161,13 @@ def row_inputs(
     """Return the token of each query row, and the slot that its KV is written to.
 
     Rows of no request have token 0; rows without a slot write to ``pad_slot``, which nobody reads.
+
+    Raises:
+        InputError: a layout of another batch.
     """
+    require_tree(tree)
+    require_layout(layout)
+    require_requests(layout, "tree", tree.token_ids.shape[0])
     tokens = torch.empty_like(layout.out_cache_loc)
     slots = torch.empty_like(tokens)
     if tokens.numel():

@@ -22,10 +22,12 @@ def plan_kernel(
     request = tl.arange(0, BATCH)
     prefix = tl.load(prefix_lens + request, mask=request < batch, other=-1).to(tl.int64)
     is_used = prefix >= 0
-    prefix = tl.where(is_used, prefix, 0)
+    # lengths that do not fit would become addresses outside
+    prefix = tl.where(is_used, tl.minimum(prefix, max_context), 0)
     width = tl.full([BATCH], rows, tl.int64)
     if q_lens is not None:
         width = tl.load(q_lens + request, mask=request < batch, other=0).to(tl.int64)
+        width = tl.minimum(tl.maximum(width, 0), rows)
     width = tl.where(is_used, width, 0)
     is_before = request < b
     is_mine = request == b
@@ -37,10 +39,8 @@ def plan_kernel(
         block_start(share, BLOCK), prefix_len, block_start(tl.num_programs(1), BLOCK)
     ):
         entry = first + tl.arange(0, BLOCK)
-        slot = tl.load(slots + entry, mask=entry < tl.minimum(prefix_len, max_context), other=-1)
-        tl.store(
-            kv_indices + kv_start + entry, slot, mask=entry < tl.minimum(prefix_len, max_context)
-        )
+        slot = tl.load(slots + entry, mask=entry < prefix_len, other=-1)
+        tl.store(kv_indices + kv_start + entry, slot, mask=entry < prefix_len)
 
     if share == 0:
         q_start = tl.sum(tl.where(is_before, width, 0), axis=0)

@@ -1,11 +1,12 @@
 """Step 3 on the device: the ancestor mask as bits, in one launch, and the forms that others read."""
 
-from typing import Literal, cast, overload
+from typing import Literal, cast, get_args, overload
 
 import torch
 import triton
 from torch import Tensor
 
+from ddtree.impl.arguments import require_layout, require_rows, require_tree
 from ddtree.impl.mask_kernels import bits_kernel, packed_kernel, write_rows_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import (
@@ -18,9 +19,10 @@ from ddtree.spec.contracts import (
     TreeMask,
     VerifyLayout,
 )
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import InputError, given, require
 from ddtree.spec.index import bit_words, kv_len, mask_len, packed_len
-from ddtree.spec.mask import Form
+from ddtree.spec.mask import FORMS, Form
 from ddtree.spec.public import public
 
 QUERIES = 16
@@ -54,14 +56,24 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
         The mask in that form.
 
     Raises:
-        InputError: an unknown form or a layout of another batch.
+        InputError: an unknown form, a wrong dtype, or a layout of another batch or of more rows a
+            request than the trees have.
     """
-    batch = tree.parents.shape[0]
+    require_tree(tree)
+    require_layout(layout)
+    _require_form(form)
+    batch, rows = tree.parents.shape
     require(
         layout.qo_indptr.numel() == batch + 1,
         "the layout has {} requests, the tree {}",
         layout.qo_indptr.numel() - 1,
         batch,
+    )
+    require(
+        layout.max_q_len <= rows,
+        "the layout has max_q_len {}; its tree has {} rows",
+        layout.max_q_len,
+        rows,
     )
     num_queries, num_words = layout.positions.numel(), bit_words(layout.max_q_len)
     bits = BitMask(tree.parents.new_empty((num_queries, num_words)))
@@ -103,8 +115,13 @@ def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
         The mask in that form, in tensors of the sizes that ``tree_mask`` says.
 
     Raises:
-        InputError: an unknown form.
+        InputError: an unknown form, a wrong dtype, or a mask of fewer requests, rows or columns than
+            the layout's.
     """
+    require_kind("mask", mask, *FORMS)
+    require_layout(layout)
+    _require_form(form)
+    _require_size(mask, layout)
     return _convert(mask, layout, form)
 
 
@@ -155,8 +172,6 @@ def _convert(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
             words = zeros((num_queries, bit_words(rows)), torch.int32)
             write(words, 0, words.shape[1])
             return BitMask(words)
-    require(False, f"form is {form!r}; known are 'flat', 'packed', 'dense' and 'bits'")
-    raise AssertionError
 
 
 @op("convert_mask", writes=("out",))
@@ -213,6 +228,58 @@ def _write_packed(
 def _bytes(mask: Tensor) -> Tensor:
     """A mask as kernels take it: bools are bytes. Not a step for compilers, some of which lack it."""
     return mask.view(torch.uint8) if mask.dtype is torch.bool else mask
+
+
+def _require_size(mask: TreeMask, layout: VerifyLayout) -> None:
+    """Refuse a mask that ends before the rows and requests of the layout do.
+
+    How long a flat mask or a packed segment has to be lies in the indptrs; what is not there hides.
+    """
+    batch = layout.qo_indptr.shape[0] - 1
+    match mask:
+        case PackedMask(_, byte_indptr):
+            _require_requests("packed", byte_indptr.shape[0] - 1, batch, layout)
+        case DenseMask(bias):
+            held, _, rows, columns = bias.shape
+            _require_requests("dense", held, batch, layout)
+            require(
+                columns >= rows,
+                "dense mask has {} columns and {} rows a request; each row has a column of its own",
+                columns,
+                rows,
+            )
+        case BitMask(words):
+            require_words(words, layout)
+
+
+def _require_requests(form: str, held: int, batch: int, layout: VerifyLayout) -> None:
+    """Refuse a mask of fewer requests than the layout, and of more where the layout is the call's own."""
+    require(
+        held >= batch if layout.is_captured else held == batch,
+        "{} mask has {} requests; the layout has {}",
+        form,
+        held,
+        batch,
+    )
+
+
+def require_words(words: Tensor, layout: VerifyLayout) -> None:
+    """Refuse ancestor bits of fewer rows, or fewer words a row, than the layout's."""
+    require_rows("bit mask", words, layout)
+    least = bit_words(layout.max_q_len)
+    require(
+        words.shape[1] >= least,
+        "bit mask has {} words a row; max_q_len {} needs {}",
+        words.shape[1],
+        layout.max_q_len,
+        least,
+    )
+
+
+def _require_form(form: object) -> None:
+    """Refuse a form that there is not."""
+    if not (isinstance(form, str) and form in get_args(Form)):
+        raise InputError(f"form is {given(form)}; known are 'flat', 'packed', 'dense' and 'bits'")
 
 
 def _source(mask: TreeMask) -> tuple[Tensor, Tensor | None, int, int, Form]:

@@ -20,7 +20,7 @@ from ddtree.impl.sampling_kernels import (
 )
 from ddtree.spec.contracts import VerifyLayout
 from ddtree.spec.errors import require
-from ddtree.spec.sampling import Sampling
+from ddtree.spec.sampling import Sampling, require_parameters
 
 BLOCK = 2048
 """Tokens that a program looks at at a time."""
@@ -71,17 +71,7 @@ def sample_rows(
     Raises:
         InputError: sampling parameters that define no distribution.
     """
-    require(
-        0 <= temperature < float("inf"),
-        "temperature is {}; it must be finite and at least 0 (0: greedy)",
-        temperature,
-    )
-    require(top_k is None or top_k >= 1, "top_k is {}; the least is 1 (None: all tokens)", top_k)
-    require(
-        top_p is None or 0 < top_p <= 1,
-        "top_p is {}; it must be above 0 and at most 1 (None: all tokens)",
-        top_p,
-    )
+    require_parameters(temperature, top_k, top_p)
     if temperature == 0:
         return first_argmax(logits)
     _require_rows(logits)

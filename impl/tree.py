@@ -12,7 +12,8 @@ from ddtree.impl.op import op
 from ddtree.impl.rank import MAX_KEPT, ranked
 from ddtree.impl.tree_kernels import best_first_kernel
 from ddtree.spec.contracts import Budget, DraftTree
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import FLOAT, INDEX, require_tensor
+from ddtree.spec.errors import require, require_bool, require_int
 from ddtree.spec.index import q_len_of
 from ddtree.spec.public import public
 
@@ -52,25 +53,18 @@ def build_tree(
         The trees, padded to Q rows; with too few candidates, fewer nodes.
 
     Raises:
-        InputError: a negative budget, a topk below 1, shapes that do not agree, a budget or a
-            horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``, or logits over a vocabulary above
-            ``softmax.MAX_VOCAB``.
+        InputError: a budget or topk that is no whole number or too small, dtypes or shapes that do
+            not agree, a budget or a horizon above ``MAX_BUDGET`` and ``MAX_HORIZON``, or logits over
+            a vocabulary above ``softmax.MAX_VOCAB``.
     """
-    require(budget >= 0, "budget is {}; the fewest is 0, a tree of the root alone", budget)
-    require(topk is None or topk >= 1, "topk is {}; the fewest is 1, a chain", topk)
-    require(
-        draft_log_probs.ndim == 3,
-        "draft_log_probs has shape {}; expected [batch, horizon, vocab]",
-        list(draft_log_probs.shape),
-    )
+    require_bool("from_logits", from_logits)
+    require_int("budget", budget, 0, "a tree of the root alone")
+    if topk is not None:
+        require_int("topk", topk, 1, "a chain")
+    require_tensor("draft_log_probs", draft_log_probs, FLOAT, ("batch", "horizon", "vocab"))
     batch, horizon, vocab = draft_log_probs.shape
     require(vocab >= 1, "draft_log_probs has an empty vocabulary (last dimension 0)")
-    require(
-        root_token_ids.shape == (batch,),
-        "root_token_ids has shape {}; expected [{}], one root for each request of draft_log_probs",
-        list(root_token_ids.shape),
-        batch,
-    )
+    require_tensor("root_token_ids", root_token_ids, INDEX, (batch,))
     require(
         budget <= MAX_BUDGET and horizon <= MAX_HORIZON,
         "budget is {} and horizon {}; the kernels are made for at most {} and {}",

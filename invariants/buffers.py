@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from math import isfinite
 
+from torch import Tensor
+
 from ddtree.invariants import diagnosis
 from ddtree.invariants.call import Call
 from ddtree.invariants.invariant import Invariant
@@ -10,31 +12,37 @@ from ddtree.invariants.layout import real_rows
 from ddtree.invariants.sizes import Sizes, room_counts
 from ddtree.invariants.violation import Violation
 
+_ROWS = ("positions", "out_cache_loc", "input_ids", "num_rows", "target_ids")
+"""Fields of an entry a query row."""
+
 
 def buffer_capacity(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare what the call needs with what each buffer holds."""
-    known = call.known()
     room = room_counts(call).get("qo_indptr", sizes.batch)
-    needs = {
-        "positions": sizes.row_starts[-1],
-        "out_cache_loc": sizes.row_starts[-1],
-        "input_ids": sizes.row_starts[-1],
+    held = {
+        name: value.numel() for name, value in call.known().items() if isinstance(value, Tensor)
+    }
+    if call.num_rows is not None:
+        held["num_rows"] = call.num_rows
+    rows = sizes.row_starts[-1]
+    needs = dict.fromkeys(_ROWS, rows) | {
         "custom_mask": sizes.mask_starts[-1],
         "kv_indices": sum(sizes.prefix_lens or []),
     }
     for name, need in needs.items():
-        if name in known and known[name].numel() < need:
-            size = known[name].numel()
+        if name in held and held[name] < need:
+            size = held[name]
             hint = ""
             if name == "custom_mask":
                 hint = diagnosis.capacity(size, sizes)
             elif name != "kv_indices":
                 hint = diagnosis.row_capacity(size, room, sizes)
+            has = f"is {size}" if name == "num_rows" else f"has {size} entries"
             yield Violation(
                 None,
                 f"at least {need}",
                 size,
-                f"{name} has {size} entries; this call needs {need}, {need - size} more",
+                f"{name} {has}; this call needs {need}, {need - size} more",
                 hint,
             )
 
@@ -117,10 +125,10 @@ BUFFERS = (
         "buffers",
         "Fixed buffers have room for this call, the tree's own mask columns included.",
         (
-            "len(positions) >= sum(q_len), len(custom_mask) >= sum(q_len * (prefix_len + "
-            "q_len)), len(kv_indices) >= sum(prefix_len)"
+            "len(positions), rows of the query, len(target_ids) >= sum(q_len), len(custom_mask) >= "
+            "sum(q_len * (prefix_len + q_len)), len(kv_indices) >= sum(prefix_len)"
         ),
-        ("captured", "q_len", "positions|out_cache_loc|input_ids|custom_mask|kv_indices"),
+        ("captured", "q_len", f"{'|'.join(_ROWS)}|custom_mask|kv_indices"),
         buffer_capacity,
         proofs=("mask_width", "padded_rows"),
     ),

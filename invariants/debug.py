@@ -540,14 +540,25 @@ def _types(function: Callable[..., Any], error: TypeCheckError) -> InvariantViol
     expected, found = (
         re.search(rf"{label}: (.+)", text) for label in ("Expected type", "Actual value")
     )
+    wanted = (
+        expected[1].rstrip(".").removeprefix("<class '").removesuffix("'>")
+        if expected
+        else "its annotation"
+    )
+    sizes = {axis: int(size) for axis, size in re.findall(r"^(\w+)=(\d+)$", text, re.MULTILINE)}
     return _type_violation(
         _name(function),
         argument[1] if argument else "its result",
-        expected[1].rstrip(".").removeprefix("<class '").removesuffix("'>")
-        if expected
-        else "its annotation",
+        wanted + _with_sizes(wanted, sizes),
         found[1].rstrip(".") if found else "another type",
     )
+
+
+def _with_sizes(annotation: str, sizes: Mapping[str, int]) -> str:
+    """The sizes of an annotation's axes that other tensors have said before it: `` with B = 2``."""
+    axes = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", annotation))
+    told = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if axis in sizes)
+    return told and f" with {told}"
 
 
 def _type_violation(function: str, argument: str, expected: str, found: str) -> InvariantViolation:
@@ -580,6 +591,7 @@ def _check_fields(function: str, argument: str, value: object) -> None:
             _check_fields(function, f"{argument}.{spec.name}", getattr(value, spec.name))
         return
     hints = get_type_hints(type(value))
+    sizes: dict[str, int] = {}
     with jaxtyped("context"):
         for spec in fields(value):
             content, hint = getattr(value, spec.name), hints[spec.name]
@@ -590,19 +602,29 @@ def _check_fields(function: str, argument: str, value: object) -> None:
                     if isinstance(content, Tensor)
                     else type(content).__name__
                 )
-                wanted_type = getattr(hint, "__name__", str(hint))
-                raise _type_violation(function, f"{argument}.{spec.name}", wanted_type, found)
+                wanted = getattr(hint, "__name__", str(hint))
+                wanted += _with_sizes(wanted, sizes)
+                raise _type_violation(function, f"{argument}.{spec.name}", wanted, found)
+            sizes |= _axes(content, hint)
 
 
 def _bind_axes(content: object, hint: Any) -> None:
     """Tell jaxtyping the size of an axis ``B`` where it first meets ``B+1``."""
+    for axis, size in _axes(content, hint).items():
+        if f"{axis}+1" in hint.dim_str.split() and size >= 0:
+            known_axis: Any = Shaped[Tensor, f" {axis}"]
+            is_bearable(torch.empty(size, device="meta"), known_axis)
+
+
+def _axes(content: object, hint: Any) -> dict[str, int]:
+    """The sizes of the axes that an annotation names; of ``B+1`` that of ``B``."""
     axes = getattr(hint, "dim_str", "").split()
-    if isinstance(content, Tensor) and content.ndim == len(axes):
-        for size, axis in zip(content.shape, axes, strict=True):
-            base = axis.removesuffix("+1")
-            if base != axis and size:
-                known_axis: Any = Shaped[Tensor, f" {base}"]
-                is_bearable(torch.empty(size - 1, device="meta"), known_axis)
+    if not isinstance(content, Tensor) or content.ndim != len(axes):
+        return {}
+    return {
+        axis.removesuffix("+1"): size - axis.endswith("+1")
+        for size, axis in zip(content.shape, axes, strict=True)
+    }
 
 
 if level_of(os.environ.get("DDTREE_DEBUG")):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ddtree.spec.contracts import Acceptance, DraftTree, Horizon, VerifyLayout
 from ddtree.spec.dtypes import FLOAT, INDEX, require_kind, require_tensor
 from ddtree.spec.errors import require, require_int
-from ddtree.spec.mask import request_lens
+from ddtree.spec.mask import request_lens, require_requests
 from ddtree.spec.public import public
 from ddtree.spec.sampling import sample, target_distribution
 
@@ -32,7 +32,7 @@ def accept_greedy(
         The accepted paths ``[B, horizon + 1]`` and the bonus tokens.
 
     Raises:
-        InputError: a wrong dtype, a layout with fewer requests or more query rows than given, a
+        InputError: a wrong dtype, a layout with other requests or more query rows than given, a
             request without its real rows, or a path deeper than ``horizon``.
     """
     require_kind("tree", tree, DraftTree)
@@ -40,10 +40,7 @@ def accept_greedy(
     require_tensor("target_ids", target_ids, INDEX, ("rows",))
     require_int("horizon", horizon, 0, "a tree of the root alone")
     batch = tree.token_ids.shape[0]
-    require(
-        layout.qo_indptr.numel() > batch,
-        f"the layout has {layout.qo_indptr.numel() - 1} requests, the tree {batch}",
-    )
+    require_requests(layout, "tree", batch)
     rows = int(layout.qo_indptr[batch])
     require(
         target_ids.numel() >= rows,

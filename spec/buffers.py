@@ -87,8 +87,8 @@ class VerifyBuffers:
             mask: the call's flat mask.
 
         Raises:
-            InputError: a wrong dtype, or a capacity that is too small, with both numbers. Nothing is
-                written then.
+            InputError: a wrong dtype, a layout of another batch or of more rows than the trees, or a
+                capacity that is too small, with both numbers. Nothing is written then.
         """
         _fill(self, tree, layout, mask)
 
@@ -118,8 +118,14 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
         longest <= buffers.max_context,
         f"the longest prefix is {longest}; the buffers were made for {buffers.max_context}",
     )
-    rows = int(layout.qo_indptr[-1])
-    tokens = [tree.token_ids[b, :q_len] for b, q_len in enumerate(layout.qo_indptr.diff().tolist())]
+    rows, widths = int(layout.qo_indptr[-1]), layout.qo_indptr.diff().tolist()
+    held = tree.token_ids.shape
+    require(held[0] == batch, f"the layout has {batch} requests, the tree {held[0]}")
+    require(
+        max(widths, default=0) <= held[1],
+        f"the largest q_len is {max(widths, default=0)}; its tree has {held[1]} rows",
+    )
+    tokens = [tree.token_ids[b, :q_len] for b, q_len in enumerate(widths)]
 
     into, bits = buffers.layout, int(layout.mask_indptr[-1])
     writes = [  # buffer, its front, what the tail holds

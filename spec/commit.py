@@ -14,7 +14,7 @@ from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
 from ddtree.spec.dtypes import indexable, require_kind
 from ddtree.spec.errors import require, require_int
 from ddtree.spec.index import commit_entry, kv_len
-from ddtree.spec.mask import request_lens
+from ddtree.spec.mask import request_lens, require_requests
 from ddtree.spec.public import public
 
 
@@ -37,9 +37,10 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
         that holds it now.
 
     Raises:
-        InputError: a wrong dtype, a path that does not start at the root, is not ascending or leaves
-            the request's rows, a page size below 1, a slot outside the pools, or a tree that was laid
-            out with another slot table. Nothing is changed then.
+        InputError: a wrong dtype, a layout of other requests than the acceptance, a path that does not
+            start at the root, is not ascending or leaves the request's rows, a page size below 1, a slot
+            outside the pools, or a tree that was laid out with another slot table. Nothing is changed
+            then.
     """
     require_kind("kv", kv, PagedKV)
     require_kind("layout", layout, VerifyLayout)
@@ -58,9 +59,10 @@ def commit_kv(kv: PagedKV, layout: VerifyLayout, acceptance: Acceptance) -> Comm
         f"slot_table has {kv.slot_table.shape[0]} requests, the acceptance {batch}",
     )
     require(
-        layout.qo_indptr.numel() > batch,
-        f"the layout has {layout.qo_indptr.numel() - 1} requests, the acceptance {batch}",
+        acceptance.num_accepted.numel() == batch,
+        f"Acceptance.num_accepted has {acceptance.num_accepted.numel()} requests, nodes {batch}",
     )
+    require_requests(layout, "acceptance", batch)
     paths = [_path(kv, layout, acceptance, b) for b in range(batch)]
 
     prefix_lens = torch.zeros(batch, dtype=torch.int32, device="cpu")

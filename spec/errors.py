@@ -21,20 +21,24 @@ def require(condition: bool, message: str, *numbers: object) -> None:
 
 def require_int(name: str, value: Any, least: int, why: str = "", *, most: int = 2**63 - 1) -> None:
     """Refuse what is no whole number, and one outside its bounds; ``why`` says what the least is."""
-    if not _is_a(Integral, value):
+    if type(value) is not int and not _is_a(Integral, value):  # the common kind first: it is quick
         raise InputError(f"{name} is {given(value)}; expected a whole number")
-    require(value >= least, "{} is {}; the least is {}{}", name, value, least, why and f", {why}")
-    require(value <= most, "{} is {}; the most is {}", name, value, most)
+    if not least <= value <= most:
+        require(
+            value >= least, "{} is {}; the least is {}{}", name, value, least, why and f", {why}"
+        )
+        require(value <= most, "{} is {}; the most is {}", name, value, most)
 
 
 def require_bool(name: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
-    require(isinstance(value, bool), f"{name} is {given(value)}; expected True or False")
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {given(value)}; expected True or False")
 
 
 def require_number(name: str, value: Any) -> None:
     """Refuse what is no finite number."""
-    if not (_is_a(Real, value) and abs(value) < inf):
+    if not ((type(value) is float or _is_a(Real, value)) and abs(value) < inf):
         raise InputError(f"{name} is {given(value)}; expected a finite number")
 
 

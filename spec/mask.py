@@ -122,6 +122,20 @@ def request_lens(layout: VerifyLayout, b: int) -> tuple[PrefixLen, QLen]:
     return PrefixLen(prefix_len), QLen(q_len)
 
 
+def require_requests(layout: VerifyLayout, whose: str, batch: int) -> None:
+    """Refuse a layout of other requests than a tree or an acceptance; in fixed buffers more may be unused."""
+    requests = layout.qo_indptr.numel() - 1
+    require(
+        requests >= batch if layout.is_captured else requests == batch,
+        f"the layout has {requests} requests, the {whose} {batch}",
+    )
+    beyond = int(layout.qo_indptr[-1]) - int(layout.qo_indptr[batch])
+    require(
+        beyond == 0,
+        f"the layout has {beyond} query rows past the {batch} requests of the {whose}",
+    )
+
+
 def _entry(name: str, indptr: Tensor, i: int) -> int:
     """Entry i of an indptr, refusing one that is too short for the call's requests."""
     require(

@@ -38,7 +38,7 @@ class Sampling:
         Raises:
             InputError: as ``target_distribution`` and ``position_uniforms`` raise it.
         """
-        _require_parameters(self.temperature, self.top_k, self.top_p)
+        require_parameters(self.temperature, self.top_k, self.top_p)
         text = isinstance(self.seed, (str, bytes))
         require(not text, f"seed is {given(self.seed)}; expected a whole number")
         if not isinstance(self.seed, Tensor):
@@ -92,7 +92,7 @@ def target_distribution(
         InputError: a negative or not finite temperature, top_k below 1, top_p outside (0, 1], or a
             row without a finite maximum.
     """
-    _require_parameters(temperature, top_k, top_p)
+    require_parameters(temperature, top_k, top_p)
     best = first_argmax(logits)
     if temperature == 0:
         return torch.nn.functional.one_hot(best, logits.shape[1]).double()
@@ -111,16 +111,18 @@ def target_distribution(
     return torch.zeros_like(probs).scatter_(1, order, probs)
 
 
-def _require_parameters(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def require_parameters(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Refuse parameters that define no distribution."""
     require_number("temperature", temperature)
-    require(temperature >= 0, f"temperature is {temperature}; the least is 0, greedy")
+    require(temperature >= 0, "temperature is {}; the least is 0, greedy", temperature)
     if top_k is not None:
         require_int("top_k", top_k, 1, "the likeliest token (None: all)")
     if top_p is not None:
         require_number("top_p", top_p)
         require(
-            0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1 (None: all tokens)"
+            0 < top_p <= 1,
+            "top_p is {}; it must be above 0 and at most 1 (None: all tokens)",
+            top_p,
         )
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ddtree import impl, spec
+from ddtree.impl.layout import row_inputs
 from ddtree.impl.rank import MAX_KEPT
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import MAX_HORIZON
-from ddtree.spec import Budget, Horizon, InputError
+from ddtree.spec import Budget, Horizon, InputError, QLen
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -37,11 +38,24 @@ def on_device(made: Any) -> Any:
     )
 
 
+def first_of(layout: spec.VerifyLayout, batch: int) -> spec.VerifyLayout:
+    """A layout's first requests, in its rows."""
+    names = ("qo_indptr", "kv_indptr", "mask_indptr")
+    indptrs: dict[str, Any] = {name: getattr(layout, name)[: batch + 1] for name in names}
+    return replace(layout, **indptrs)
+
+
 TREE, LAYOUT = on_device(_TREE), on_device(_LAYOUT)
 ACCEPTANCE = on_device(
     spec.accept_greedy(_TREE, torch.zeros(8, dtype=torch.int64), _LAYOUT, Horizon(2))
 )
-ONE_REQUEST = replace(LAYOUT, qo_indptr=LAYOUT.qo_indptr[:2])
+ONE_REQUEST = first_of(LAYOUT, 1)
+ONE_TREE = on_device(spec.build_tree(DRAFT[:1].cpu(), ROOTS[:1].cpu(), Budget(3)))
+SMALL_TREE = on_device(spec.build_tree(DRAFT.cpu(), ROOTS.cpu(), Budget(2)))
+ONE_ACCEPTANCE = spec.Acceptance(*(part[:1] for part in vars(ACCEPTANCE).values()))
+BITS, FLAT, PACKED, DENSE = (
+    on_device(spec.tree_mask(_TREE, _LAYOUT, form)) for form in ("bits", "flat", "packed", "dense")
+)
 H = Horizon(2)
 IDS = torch.zeros(8, dtype=torch.int64, device=DEVICE)
 LOGITS = torch.zeros(8, 3, device=DEVICE)
@@ -73,12 +87,33 @@ def choose(**changed: Any) -> Callable[[], object]:
     return lambda: impl.accept_sampled(**(good | changed))
 
 
+def convert(mask: Any) -> Callable[[], object]:
+    """A call of convert_mask."""
+    return lambda: impl.convert_mask(mask, LAYOUT, "flat")
+
+
+def query(rows: int) -> Tensor:
+    """Query rows of one head, and keys and values too."""
+    return pool(rows, 1, 64)
+
+
+def attend(**changed: Any) -> Callable[[], object]:
+    """A call of verify_attention."""
+    good: dict[str, Any] = {
+        "query": query(8), "key": query(8), "value": query(8),
+        "key_pool": pool(24, 1, 64), "value_pool": pool(24, 1, 64), "layout": LAYOUT, "mask": BITS,
+    }  # fmt: skip
+    return lambda: impl.verify_attention(**(good | changed))
+
+
 def pool(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A pool of zeros."""
     return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
-def keep(layout: spec.VerifyLayout = LAYOUT, **changed: Any) -> Callable[[], object]:
+def keep(
+    layout: spec.VerifyLayout = LAYOUT, acceptance: spec.Acceptance = ACCEPTANCE, **changed: Any
+) -> Callable[[], object]:
     """A call of commit_kv on pages of 4 slots."""
     good: dict[str, Any] = {
         "keys": (pool(24, 1, 2),),
@@ -86,34 +121,71 @@ def keep(layout: spec.VerifyLayout = LAYOUT, **changed: Any) -> Callable[[], obj
         "slot_table": TABLE,
         "page_size": 4,
     }
-    return lambda: impl.commit_kv(spec.PagedKV(**(good | changed)), layout, ACCEPTANCE)
+    return lambda: impl.commit_kv(spec.PagedKV(**(good | changed)), layout, acceptance)
 
 
 CASES: list[tuple[Callable[[], object], str]] = [
-    (draft(budget=-1), "budget is -1; the fewest is 0"),
-    (draft(topk=0), "topk is 0; the fewest is 1"),
+    (draft(budget=-1), "budget is -1; the least is 0, a tree of the root alone"),
+    (draft(topk=0), "topk is 0; the least is 1, a chain"),
     (draft(draft_log_probs=DRAFT[0]), "draft_log_probs has shape [2, 3]; expected [batch, horizon, vocab]"),
     (draft(draft_log_probs=DRAFT[:, :, :0]), "draft_log_probs has an empty vocabulary"),
     (draft(root_token_ids=ROOTS[:1]), "root_token_ids has shape [1]; expected [2]"),
+    *((draft(budget=bad), f"budget is {told}; expected a whole number") for bad, told in ((1.5, "1.5"), (None, "None"), (True, "True"), (torch.tensor(3), "a Tensor of shape []"))),
+    (draft(topk=2.0), "topk is 2.0; expected a whole number"),
+    (draft(from_logits=1), "from_logits is 1; expected True or False"),
+    (draft(draft_log_probs=DRAFT.tolist()), "draft_log_probs is a list; expected a tensor"),
+    (draft(draft_log_probs=DRAFT.long()), "draft_log_probs has dtype torch.int64; expected torch.float32 or"),
+    (draft(root_token_ids=ROOTS.float()), "root_token_ids has dtype torch.float32; expected torch.int32 or torch.int64"),
     (draft(budget=MAX_KEPT + 1), f"budget is {MAX_KEPT + 1} and horizon 2; the kernels are made for at most {MAX_KEPT} and {MAX_HORIZON}"),
     (draft(draft_log_probs=pool(2, MAX_HORIZON + 1, 3)), f"budget is 3 and horizon {MAX_HORIZON + 1}; the kernels are made for"),
     (plan(tree=replace(TREE, **{name: part[:0] for name, part in vars(TREE).items()})), "the tree has 0 requests"),
-    (plan(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; the tree has 2 requests"),
+    (plan(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; expected [2]"),
     (plan(slot_table=TABLE[0]), "slot_table has shape [12]; expected [2, max_context]"),
     (plan(slot_table=TABLE[:1]), "slot_table has shape [1, 12]; expected [2, max_context]"),
     (plan(slot_table=TABLE.T.contiguous().T), "slot_table has strides (1, 2); its entries must lie side by side"),
-    (plan(q_lens=LENS[:1]), "q_lens has shape [1]; the tree has 2 requests"),
+    (plan(q_lens=LENS[:1]), "q_lens has shape [1]; expected [2]"),
+    (plan(tree=None), "tree is None; expected DraftTree"),
+    (plan(tree=replace(TREE, depths=TREE.depths[:, :3])), "DraftTree.token_ids has 2 requests of 4 rows; the shapes of others are {'parents': [2, 4], 'depths': [2, 3], 'num_nodes': [2]}"),
+    (plan(tree=replace(TREE, num_nodes=TREE.num_nodes[:1])),  "DraftTree.token_ids has 2 requests of 4 rows; the shapes of others are {'parents': [2, 4], 'depths': [2, 4], 'num_nodes': [1]}"),
+    (plan(prefix_lens=LENS.float()), "prefix_lens has dtype torch.float32; expected torch.int8 or"),
+    (plan(q_lens=LENS.float()), "q_lens has dtype torch.float32; expected torch.int8 or"),
+    (plan(slot_table=TABLE.double()), "slot_table has dtype torch.float64; expected torch.int32 or torch.int64"),
     (plan(slot_table=torch.empty(2, 2**30, dtype=torch.int64, device="meta")), "2 requests of 1073741824 entries and 4 rows overflow int32's 2147483647: split the batch"),
     (lambda: impl.tree_mask(TREE, ONE_REQUEST), "the layout has 1 requests, the tree 2"),
+    (lambda: impl.tree_mask(SMALL_TREE, LAYOUT), "the layout has max_q_len 4; its tree has 3 rows"),
+    (lambda: impl.tree_mask(TREE, None), "layout is None; expected VerifyLayout"),  # type: ignore[call-overload]
+    (lambda: impl.tree_mask(TREE, replace(LAYOUT, kv_indptr=LENS)), "VerifyLayout.qo_indptr has 3 entries, kv_indptr 2, mask_indptr 3"),
+    (lambda: impl.tree_mask(TREE, replace(LAYOUT, positions=LAYOUT.positions[:7])), "VerifyLayout.positions has 7 rows, out_cache_loc 8"),
     (lambda: impl.tree_mask(TREE, LAYOUT, "bit"), "form is 'bit'; known are"),  # type: ignore[call-overload]
+    (convert(spec.BitMask(BITS.words[:7])), "bit mask has shape [7, 1]; the layout has 8 query rows"),
+    (convert(spec.BitMask(BITS.words[:, :0])), "bit mask has 0 words a row; max_q_len 4 needs 1"),
+    (convert(spec.DenseMask(DENSE.bias[:1])), "dense mask has 1 requests; the layout has 2"),
+    (convert(spec.DenseMask(DENSE.bias[..., :3])), "dense mask has 3 columns and 4 rows a request"),
+    (convert(replace(PACKED, byte_indptr=PACKED.byte_indptr[:2])), "packed mask has 1 requests; the layout has 2"),
+    (convert(spec.FlatMask(IDS.int())), "FlatMask.allowed has dtype torch.int32; expected torch.bool"),
+    (convert(LAYOUT), "mask is a VerifyLayout; expected FlatMask or"),
+    (lambda: impl.convert_mask(BITS, LAYOUT, "bit"), "form is 'bit'; known are"),  # type: ignore[call-overload]
+    (attend(query=query(7)), "key has 8 rows, query 7"),
+    (attend(query=query(7), key=query(7), value=query(7)), "query has shape [7, 1, 64]; the layout has 8 query rows"),
+    (attend(mask=spec.BitMask(BITS.words[:7])), "bit mask has shape [7, 1]; the layout has 8 query rows"),
+    (lambda: impl.VerifyBuffers(2, QLen(4), 5, device=DEVICE).fill(ONE_TREE, LAYOUT, FLAT), "the layout has 2 requests, the tree 1"),
+    (lambda: impl.VerifyBuffers(2, QLen(4), 5, device=DEVICE).fill(SMALL_TREE, LAYOUT, FLAT), "the layout has max_q_len 4; its tree has 3 rows"),
+    (lambda: row_inputs(ONE_TREE, LAYOUT, 0), "the layout has 2 requests, the tree 1"),
     (lambda: impl.accept_greedy(TREE, IDS, LAYOUT, Horizon(-1)), "horizon is -1; the least is 0"),
-    (lambda: impl.accept_greedy(TREE, IDS, replace(LAYOUT, qo_indptr=LAYOUT.qo_indptr[:1]), H), "the layout has 0 requests, the tree 2"),
+    (lambda: impl.accept_greedy(TREE, IDS, first_of(LAYOUT, 0), H), "the layout has 0 requests, the tree 2"),
     (lambda: impl.accept_greedy(TREE, IDS, ONE_REQUEST, H), "the layout has 1 requests, the tree 2"),
-    (lambda: impl.accept_greedy(TREE, IDS[None], LAYOUT, H), "target_ids has shape [1, 8]; expected one choice a query row"),
-    (choose(target_logits=LOGITS[0]), "target_logits has shape [3]; expected [T, vocab]"),
+    (lambda: impl.accept_greedy(TREE, IDS[None], LAYOUT, H), "target_ids has shape [1, 8]; expected [rows]"),
+    (lambda: impl.accept_greedy(TREE, IDS[:5], LAYOUT, H), "target_ids has shape [5]; the layout has 8 query rows"),
+    (lambda: impl.accept_greedy(TREE, IDS.float(), LAYOUT, H), "target_ids has dtype torch.float32; expected torch.int32 or torch.int64"),
+    (lambda: impl.accept_greedy(ONE_TREE, IDS, LAYOUT, H), "the layout has 2 requests, the tree 1"),
+    (choose(target_logits=LOGITS[:7], uniforms=UNIFORMS[:7]), "target_logits has shape [7, 3]; the layout has 8 query rows"),
+    (choose(uniforms=UNIFORMS.float()), "uniforms has dtype torch.float32; expected torch.float64"),
+    (choose(temperature=None), "temperature is None; expected a finite number"),
+    (choose(top_k=1.5), "top_k is 1.5; expected a whole number"),
+    (choose(target_logits=LOGITS[0]), "target_logits has shape [3]; expected [rows, vocab]"),
     (choose(uniforms=UNIFORMS[:7]), "uniforms has shape [7]; target_logits has 8 rows"),
-    (choose(temperature=-0.5), "temperature is -0.5; it must be finite and at least 0"),
-    (choose(temperature=float("inf")), "temperature is inf; it must be finite and at least 0"),
+    (choose(temperature=-0.5), "temperature is -0.5; the least is 0, greedy"),
+    (choose(temperature=float("inf")), "temperature is inf; expected a finite number"),
     (choose(top_k=0), "top_k is 0; the least is 1"),
     (choose(top_p=0.0), "top_p is 0.0; it must be above 0 and at most 1"),
     (choose(top_p=1.5), "top_p is 1.5; it must be above 0 and at most 1"),
@@ -122,10 +194,13 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: first_argmax(LOGITS[:, :0]), "logits have shape [8, 0]; expected [rows, vocab]"),
     (lambda: row_uniforms(spec.Sampling(seed=2**64 - 1), LAYOUT, 2), "seed is 18446744073709551616; it must be from 0 to 2**64 - 1"),
     (keep(page_size=0), "page_size is 0; the least is 1"),
+    (keep(page_size=1.0), "page_size is 1.0; expected a whole number"),
+    (keep(acceptance=replace(ACCEPTANCE, nodes=ACCEPTANCE.nodes[:1])), "Acceptance.num_accepted has 2 requests, nodes 1"),
+    (keep(acceptance=ONE_ACCEPTANCE), "the layout has 2 requests, the acceptance 1"),
     (keep(keys=()), "0 key pools, 1 value pools"),
     (keep(slot_table=TABLE[:1]), "slot_table has 1 requests, the acceptance 2"),
     (keep(slot_table=TABLE.T.contiguous().T), "slot_table has strides (1, 2)"),
-    (keep(layout=replace(LAYOUT, qo_indptr=LAYOUT.qo_indptr[:1])), "the layout has 0 requests, the acceptance 2"),
+    (keep(layout=first_of(LAYOUT, 0)), "the layout has 0 requests, the acceptance 2"),
     (keep(layout=ONE_REQUEST), "the layout has 1 requests, the acceptance 2"),
     (keep(values=(pool(24, 2, 2),)), "one pool has rows of [1, 2] torch.float32, another of [2, 2] torch.float32"),
     (keep(values=(pool(24, 1, 2, dtype=torch.float16),)), "one pool has rows of [1, 2] torch.float32, another of [1, 2] torch.float16"),
@@ -147,5 +222,5 @@ def test_the_calls_that_they_spoil_are_good() -> None:
     made = plan()()
     assert isinstance(made, spec.VerifyLayout)
     assert made.is_captured
-    for call in (draft(), choose(), keep(), keep(page_size=1)):
+    for call in (draft(), choose(), convert(PACKED), attend(), keep(), keep(page_size=1)):
         assert call() is not None

@@ -58,6 +58,25 @@ BUFFERS = [
         713,
     ),
     Mutant(
+        "buffer_capacity",
+        "a query of fewer rows than the indptr gives out",
+        lambda: replace(short_mask([5, 3], 17, 714, capture=True), num_rows=33),
+        None,
+        "at least 34",
+        33,
+    ),
+    Mutant(
+        "buffer_capacity",
+        "choices for the configured width",
+        lambda: replace(
+            short_mask([5, 3], 17, 714, capture=True), target_ids=torch.zeros(16, dtype=torch.int64)
+        ),
+        None,
+        "at least 34",
+        16,
+        "8 rows for each of 2 requests",
+    ),
+    Mutant(
         "stale_tail",
         "stale positions of a larger batch (sglang #24401)",
         buffered(lambda b: b.layout.positions[34:].fill_(7)),

@@ -1,0 +1,51 @@
+"""What the launchers refuse of their arguments: kinds, dtypes, and shapes of two that do not agree.
+
+A kernel takes a size from one tensor and reads another by it. So whatever the host knows of both is compared
+here, before a launch; what only the device knows is debug mode's to check.
+"""
+
+from torch import Tensor
+
+from ddtree.spec.contracts import DraftTree, VerifyLayout
+from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import InputError
+
+
+def require_tree(tree: DraftTree) -> None:
+    """Refuse what is no tree, and one whose fields have not one shape."""
+    require_kind("tree", tree, DraftTree)
+    shape = tree.token_ids.shape
+    if tree.parents.shape == shape == tree.depths.shape and tree.num_nodes.numel() == shape[0]:
+        return
+    held = {name: list(getattr(tree, name).shape) for name in ("parents", "depths", "num_nodes")}
+    raise InputError(
+        f"DraftTree.token_ids has {shape[0]} requests of {shape[1]} rows; the shapes of others are {held}"
+    )
+
+
+def require_layout(layout: VerifyLayout) -> None:
+    """Refuse what is no layout, and one whose fields speak of other numbers of requests or rows."""
+    require_kind("layout", layout, VerifyLayout)
+    qo, kv, mask = layout.qo_indptr.numel(), layout.kv_indptr.numel(), layout.mask_indptr.numel()
+    if qo != kv or qo != mask or not qo:
+        raise InputError(
+            f"VerifyLayout.qo_indptr has {qo} entries, kv_indptr {kv}, mask_indptr {mask}; each has one "
+            "more than there are requests"
+        )
+    rows, slots = layout.positions.numel(), layout.out_cache_loc.numel()
+    if rows != slots:
+        raise InputError(f"VerifyLayout.positions has {rows} rows, out_cache_loc {slots}")
+
+
+def require_requests(layout: VerifyLayout, whose: str, batch: int) -> None:
+    """Refuse a layout of fewer requests, and of more where it is not marked as larger than its call."""
+    requests = layout.qo_indptr.numel() - 1
+    if requests < batch or (requests > batch and not layout.is_captured):
+        raise InputError(f"the layout has {requests} requests, the {whose} {batch}")
+
+
+def require_rows(name: str, tensor: Tensor, layout: VerifyLayout) -> None:
+    """Refuse a tensor of fewer rows than the layout's, each of which may be one of the call's."""
+    rows = layout.positions.numel()
+    if tensor.shape[0] < rows:
+        raise InputError(f"{name} has shape {list(tensor.shape)}; the layout has {rows} query rows")
