@@ -68,7 +68,8 @@ def _walk(
     """Walk each tree along the target's choices."""
     (batch, rows), width = parents.shape, nodes.shape[1]
     walk_kernel[(batch,)](
-        parents, token_ids, num_nodes, target_ids.contiguous(), qo_indptr,
+        parents.contiguous(), token_ids.contiguous(), num_nodes.contiguous(),
+        target_ids.contiguous(), qo_indptr,
         nodes, num_accepted, bonus, rows, width,
         ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(width),
         num_warps=1 if rows <= 128 else 4,
@@ -135,6 +136,6 @@ def _tokens(
     """Gather the tokens of the accepted nodes and the bonus."""
     batch, width = nodes.shape
     new_tokens_kernel[(batch,)](
-        token_ids, nodes, num_accepted, bonus, tokens,
+        token_ids.contiguous(), nodes, num_accepted, bonus, tokens,
         token_ids.shape[1], width, WIDTH=triton.next_power_of_2(width), num_warps=1,
     )  # fmt: skip

@@ -114,7 +114,7 @@ def _fill_rows(
     batch, rows = token_ids.shape
     max_batch, max_rows = into_qo_indptr.numel() - 1, into_token_ids.numel()
     fill_rows_kernel[(triton.cdiv(max_rows, ROWS),)](
-        token_ids, qo_indptr, kv_indptr, mask_indptr, positions, out_cache_loc,
+        token_ids.contiguous(), qo_indptr, kv_indptr, mask_indptr, positions, out_cache_loc,
         into_qo_indptr, into_kv_indptr, into_mask_indptr,
         into_positions, into_out_cache_loc, into_token_ids,
         batch, rows, max_batch, max_rows, pad_slot,

@@ -148,7 +148,8 @@ def _plan(
     batch, rows = depths.shape
     max_context = slot_table.shape[1]
     plan_kernel[(batch, max(1, min(32, triton.cdiv(max_context, BLOCK))))](
-        depths, prefix_lens, slot_table, q_lens,
+        depths.contiguous(), prefix_lens.contiguous(), slot_table,
+        None if q_lens is None else q_lens.contiguous(),
         qo_indptr, kv_indptr, kv_indices, mask_indptr, positions, out_cache_loc,
         batch, rows, max_context, slot_table.stride(0),
         BATCH=triton.next_power_of_2(batch), ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK,

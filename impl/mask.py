@@ -88,7 +88,7 @@ def _bits(parents: Tensor, qo_indptr: Tensor, words: Tensor) -> None:
     batch, rows = parents.shape
     num_queries, num_words = words.shape
     bits_kernel[(triton.cdiv(num_queries, QUERIES),)](
-        parents, qo_indptr, words, batch, rows, num_queries, num_words,
+        parents.contiguous(), qo_indptr, words, batch, rows, num_queries, num_words,
         BATCH=triton.next_power_of_2(batch), QUERIES=QUERIES, WORDS=triton.next_power_of_2(num_words),
     )  # fmt: skip
 

@@ -24,7 +24,8 @@ from ddtree.spec.contracts import (
     TreeMask,
     VerifyLayout,
 )
-from ddtree.spec.errors import require
+from ddtree.spec.dtypes import require_kind
+from ddtree.spec.errors import require, require_bool
 from ddtree.spec.mask import Form
 from ddtree.spec.public import public
 from ddtree.spec.round import Round
@@ -92,6 +93,13 @@ def verify_round(
     Raises:
         InputError: as the steps raise it.
     """
+    if not (hasattr(target, "forward") and hasattr(target, "commit")):
+        require_kind("target", target, Target)
+    require_bool("ragged", ragged)
+    if sampling is not None:
+        require_kind("sampling", sampling, Sampling)
+    if buffers is not None:
+        require_kind("buffers", buffers, VerifyBuffers)
     tree = build_tree(draft_log_probs, root_token_ids, budget, topk, from_logits=from_logits)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     mask: TreeMask
@@ -230,11 +238,24 @@ class RoundGraph:
             ``self.round``: its first B requests are this call's, and it lasts until the next.
 
         Raises:
-            InputError: a batch larger than the captured one.
+            InputError: a batch larger than the captured one, or a draft or prefix lengths of another
+                batch, horizon or vocabulary.
             InvariantViolation: in debug mode, what an earlier replay broke.
         """
         batch, largest = root_token_ids.shape[0], self.root_token_ids.shape[0]
         require(batch <= largest, f"batch is {batch}; the graph was captured for {largest}")
+        for name, given, held in (  # copies would repeat what has one request
+            ("draft_log_probs", draft_log_probs, self.draft_log_probs),
+            ("prefix_lens", prefix_lens, self.prefix_lens),
+        ):
+            wanted = (batch, *held.shape[1:])
+            require(
+                given.shape == wanted,
+                "{} has shape {}; expected {}",
+                name,
+                list(given.shape),
+                list(wanted),
+            )
         self.draft_log_probs[:batch].copy_(draft_log_probs)
         self.root_token_ids[:batch].copy_(root_token_ids)
         self.prefix_lens.fill_(-1)

@@ -89,7 +89,4 @@ def _fits(value: object, wanted: Dtypes, axes: Sequence[str | int]) -> bool:
     """Whether a value is a tensor of these dtypes and axes; quick, since every call asks often."""
     if not isinstance(value, Tensor) or value.dtype not in wanted or value.ndim != len(axes):
         return False
-    for i, axis in enumerate(axes):
-        if not isinstance(axis, str) and value.shape[i] != axis:
-            return False
-    return True
+    return all(isinstance(axis, str) or value.shape[i] == axis for i, axis in enumerate(axes))

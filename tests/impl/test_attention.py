@@ -327,7 +327,9 @@ def test_tail_of_fixed_buffers_is_zero() -> None:
         layout,
         qo_indptr=torch.cat([layout.qo_indptr, layout.qo_indptr[-1:].expand(3)]),
         kv_indptr=torch.cat([layout.kv_indptr, layout.kv_indptr[-1:].expand(3)]),
+        mask_indptr=torch.cat([layout.mask_indptr, layout.mask_indptr[-1:].expand(3)]),
         positions=torch.cat([layout.positions, layout.positions.new_zeros(tail)]),
+        out_cache_loc=torch.cat([layout.out_cache_loc, layout.out_cache_loc.new_full((tail,), -1)]),
         is_captured=True,
     )
     call.mask = spec.BitMask(torch.cat([call.mask.words, call.mask.words.new_full((tail, 1), -1)]))

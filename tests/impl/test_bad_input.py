@@ -106,6 +106,14 @@ def attend(**changed: Any) -> Callable[[], object]:
     return lambda: impl.verify_attention(**(good | changed))
 
 
+def replay(**changed: Any) -> Callable[[], object]:
+    """A replay of a graph whose capture, which takes a GPU, is left out: refusals come before it."""
+    graph = impl.RoundGraph.__new__(impl.RoundGraph)
+    graph.draft_log_probs, graph.root_token_ids, graph.prefix_lens = DRAFT, ROOTS, LENS
+    good = {"draft_log_probs": DRAFT, "root_token_ids": ROOTS, "prefix_lens": LENS}
+    return lambda: graph.replay(**(good | changed))
+
+
 def pool(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A pool of zeros."""
     return torch.zeros(shape, dtype=dtype, device=DEVICE)
@@ -182,6 +190,9 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (choose(uniforms=UNIFORMS.float()), "uniforms has dtype torch.float32; expected torch.float64"),
     (choose(temperature=None), "temperature is None; expected a finite number"),
     (choose(top_k=1.5), "top_k is 1.5; expected a whole number"),
+    (replay(draft_log_probs=DRAFT[:1]), "draft_log_probs has shape [1, 2, 3]; expected [2, 2, 3]"),
+    (replay(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; expected [2]"),
+    (lambda: impl.verify_round(DRAFT, ROOTS, LENS, None, Budget(3)), "target is None; expected Target"),  # type: ignore[arg-type]
     (choose(target_logits=LOGITS[0]), "target_logits has shape [3]; expected [rows, vocab]"),
     (choose(uniforms=UNIFORMS[:7]), "uniforms has shape [7]; target_logits has 8 rows"),
     (choose(temperature=-0.5), "temperature is -0.5; the least is 0, greedy"),

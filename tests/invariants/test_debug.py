@@ -239,6 +239,24 @@ def test_wrong_shape_names_the_argument() -> None:
 
 
 @pytest.mark.parametrize("package", [spec, impl])
+def test_a_wrong_size_is_told_with_the_right_one(package: ModuleType) -> None:
+    """An axis that two tensors share: the violation says what size the first has."""
+    with debug(), pytest.raises(InvariantViolation) as caught:
+        package.build_tree(torch.zeros(2, 3, 5), torch.zeros(1, dtype=torch.int64), Budget(2))
+    violation = caught.value
+    assert violation.detail == "root_token_ids of build_tree"
+    assert violation.expected == "Int64[Tensor, 'B'] with B = 2"
+    assert violation.found == "i64[1](torch)"
+    tree, layout, _ = verify([5, 3], 7)
+    cut = replace(tree, depths=tree.depths[:, :5])
+    with debug(), pytest.raises(InvariantViolation) as caught:
+        package.tree_mask(cut, layout)
+    violation = caught.value
+    assert violation.expected == "Int32[Tensor, 'B Q'] with B = 2, Q = 8"
+    assert violation.found == "torch.int32 [2, 5]"
+
+
+@pytest.mark.parametrize("package", [spec, impl])
 def test_fp8_pools_and_their_scales_are_typed(package: ModuleType) -> None:
     """Pools of fp8 are float tensors; a scale of another number of heads, or in double, is named."""
     _, layout, mask = verify([5, 3], 7)

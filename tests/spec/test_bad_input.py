@@ -47,6 +47,9 @@ IDS = torch.zeros(8, dtype=torch.int64)
 LOGITS = torch.zeros(8, 3)
 UNIFORMS = torch.zeros(8, dtype=torch.float64)
 ACCEPTANCE = accept_greedy(TREE, IDS, LAYOUT, H)
+ONE_TREE = build_tree(DRAFT[:1], ROOTS[:1], Budget(3))
+ONE_ACCEPTANCE = Acceptance(*(part[:1] for part in vars(ACCEPTANCE).values()))
+FIXED = replace(LAYOUT, is_captured=True)
 
 
 def draft(**changed: Any) -> Callable[[], object]:
@@ -240,6 +243,8 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (attend(compute_dtype=torch.int32), "compute_dtype is torch.int32; expected a floating dtype"),
     (attend(compute_dtype=None), "compute_dtype is None; expected a floating dtype"),
     # accept_greedy
+    (lambda: accept_greedy(ONE_TREE, IDS, LAYOUT, H), "the layout has 2 requests, the tree 1"),
+    (lambda: accept_greedy(ONE_TREE, IDS, FIXED, H), "the layout has 4 query rows past the 1 requests of the tree"),
     (lambda: accept_greedy(TREE, IDS, LAYOUT, Horizon(1.5)), "horizon is 1.5; expected a whole number"),  # type: ignore[arg-type]
     (lambda: accept_greedy(TREE, IDS.float(), LAYOUT, H), "target_ids has dtype torch.float32"),
     (lambda: accept_greedy(TREE, IDS.tolist(), LAYOUT, H), "target_ids is a list; expected a tensor"),  # type: ignore[arg-type]
@@ -295,6 +300,9 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: position_uniforms(-1, IDS), "seed is -1; the least is 0"),
     (lambda: Sampling(seed=(1, 2, 3)).seeds(2), "3 seeds for 2 requests"),
     # commit_kv
+    (lambda: commit_kv(PagedKV((), (), TABLE), LAYOUT, ONE_ACCEPTANCE), "the layout has 2 requests, the acceptance 1"),
+    (lambda: commit_kv(PagedKV((), (), TABLE), FIXED, ONE_ACCEPTANCE), "the layout has 4 query rows past the 1 requests of the acceptance"),
+    (lambda: commit_kv(PagedKV((), (), TABLE), LAYOUT, replace(ACCEPTANCE, num_accepted=ONE_ACCEPTANCE.num_accepted)), "Acceptance.num_accepted has 1 requests, nodes 2"),
     (lambda: commit_kv(None, LAYOUT, ACCEPTANCE), "kv is None; expected PagedKV"),  # type: ignore[arg-type]
     (lambda: commit_kv(PagedKV((), (), TABLE), LAYOUT, None), "acceptance is None; expected Acceptance"),  # type: ignore[arg-type]
     (commit(page_size=1.0), "page_size is 1.0; expected a whole number"),
@@ -330,6 +338,8 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (lambda: VerifyBuffers(1, QLen(4), 5).fill(TREE, LAYOUT, MASK), "batch is 2; the buffers were made for 1"),
     (lambda: VerifyBuffers(2, QLen(3), 5).fill(TREE, LAYOUT, MASK), "max_q_len is 4; the buffers were made for 3: size them by the largest budget + 1"),
     (lambda: VerifyBuffers(2, QLen(4), 4).fill(TREE, LAYOUT, MASK), "the longest prefix is 5; the buffers were made for 4"),
+    (lambda: VerifyBuffers(2, QLen(4), 5).fill(ONE_TREE, LAYOUT, MASK), "the layout has 2 requests, the tree 1"),
+    (lambda: VerifyBuffers(2, QLen(4), 5).fill(build_tree(DRAFT, ROOTS, Budget(2)), LAYOUT, MASK), "the largest q_len is 4; its tree has 3 rows"),
 ]  # fmt: skip
 
 
