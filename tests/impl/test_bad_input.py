@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.impl.layout import row_inputs
-from ddtree.impl.rank import MAX_KEPT
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import MAX_HORIZON
 from ddtree.spec import Budget, Horizon, InputError, QLen
@@ -144,7 +143,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (draft(draft_log_probs=DRAFT.tolist()), "draft_log_probs is a list; expected a tensor"),
     (draft(draft_log_probs=DRAFT.long()), "draft_log_probs has dtype torch.int64; expected torch.float32 or"),
     (draft(root_token_ids=ROOTS.float()), "root_token_ids has dtype torch.float32; expected torch.int32 or torch.int64"),
-    (draft(budget=MAX_KEPT + 1), f"budget is {MAX_KEPT + 1} and horizon 2; the kernels are made for at most {MAX_KEPT} and {MAX_HORIZON}"),
+    (draft(budget=1025), "budget is 1025 and horizon 2; the kernels are made for at most 1024 and 35"),
     (draft(draft_log_probs=pool(2, MAX_HORIZON + 1, 3)), f"budget is 3 and horizon {MAX_HORIZON + 1}; the kernels are made for"),
     (plan(tree=replace(TREE, **{name: part[:0] for name, part in vars(TREE).items()})), "the tree has 0 requests"),
     (plan(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; expected [2]"),

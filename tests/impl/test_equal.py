@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
 
 from ddtree import impl, spec
+from ddtree.impl.rank import _group_size, ranked
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.spec import Budget, Sampling, sampling
 from ddtree.spec.softmax import MAX_VOCAB, TILE
@@ -103,6 +104,56 @@ def test_trees_of_logits_equal_the_reference(
     )  # fmt: skip
     for name, tensor in vars(expected).items():
         assert torch.equal(getattr(found, name).cpu(), tensor), name
+
+
+@pytest.mark.parametrize("wrong", [0.5, torch.nan, torch.inf])
+def test_what_is_no_log_prob_never_becomes_a_node(wrong: float) -> None:
+    """The tree is that of -inf in its place."""
+    c = case(5, "normal", 1, 2, 7, 6)
+    draft, roots = c.draft_log_probs, c.root_token_ids
+    left_out = torch.zeros_like(draft, dtype=torch.bool)
+    left_out[0, 0, 2] = left_out[0, 1, 5] = True
+    expected = spec.build_tree(draft.masked_fill(left_out, -torch.inf), roots, Budget(6))
+    found = impl.build_tree(
+        draft.masked_fill(left_out, wrong).to(DEVICE), roots.to(DEVICE), Budget(6)
+    )
+    for name, tensor in vars(expected).items():
+        assert torch.equal(getattr(found, name).cpu(), tensor), name
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_a_draft_may_be_a_part_of_a_larger_tensor(*, from_logits: bool) -> None:
+    """Whatever its strides are; what lies between is no draft."""
+    c = case(6, "normal", 2, 3, 9, 6)
+    wide = torch.full((2, 4, 18), -0.01)
+    wide[:, 1:, ::2] = c.draft_log_probs
+    inner = torch.full((2, 4, 11), -0.01)
+    inner[:, 1:, 2:] = c.draft_log_probs
+    expected = spec.build_tree(
+        c.draft_log_probs, c.root_token_ids, Budget(6), from_logits=from_logits
+    )
+    for part in (wide.to(DEVICE)[:, 1:, ::2], inner.to(DEVICE)[:, 1:, 2:]):
+        found = impl.build_tree(
+            part, c.root_token_ids.to(DEVICE), Budget(6), from_logits=from_logits
+        )
+        for name, tensor in vars(expected).items():
+            assert torch.equal(getattr(found, name).cpu(), tensor), name
+
+
+def test_groups_make_both_selections_smallest() -> None:
+    """Of groups and in groups, as powers of two: at 64 of 151936 tokens 4096 groups and 64 * 64 tokens."""
+    for vocab, kept, group in [
+        (151936, 1, 256), (151936, 8, 128), (151936, 60, 64), (151936, 1024, 16),
+        (5000, 8, 32), (100, 1, 8), (7, 300, 8),
+    ]:  # fmt: skip
+        assert _group_size(vocab, kept) == group, (vocab, kept)
+
+
+def test_the_largest_vocabulary_of_logits_is_taken() -> None:
+    """Its sums fit; a draft of no depth is not read."""
+    draft = torch.zeros(1, device=DEVICE).expand(1, 0, MAX_VOCAB)
+    values, ids = ranked(draft, 3, softmax=True)
+    assert values.shape == ids.shape == (1, 0, 3)
 
 
 def test_too_large_a_vocabulary_of_logits_is_refused() -> None:

@@ -26,6 +26,11 @@ def draft_that_agrees(table: Tensor, roots: Tensor, generator: torch.Generator) 
     return log_probs
 
 
+def chain(log_probs: Tensor) -> Tensor:
+    """The likeliest token of each depth alone: fewer nodes than a budget above the horizon."""
+    return log_probs.masked_fill(log_probs < log_probs.amax(-1, keepdim=True), -torch.inf)
+
+
 @pytest.mark.parametrize(
     ("budget", "page_size", "ragged", "sampling", "buffered", "from_logits"),
     [
@@ -53,6 +58,7 @@ def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
     num_slots = slots.numel()
     roots = torch.randint(0, VOCAB, (used + 1,), generator=g)
     log_probs = draft_that_agrees(table, roots, g)
+    log_probs[0] = chain(log_probs[0])
     prefix_lens = torch.randint(0, CONTEXT - budget - 1, (used + 1,), generator=g).int()
     prefix_lens[used] = -1
 
@@ -77,6 +83,8 @@ def test_a_round_equals_the_reference_and_leaves_unused_requests_alone(
     found = moved(found, "cpu")
     assert expected.acceptance.num_accepted.max() > 1
     assert torch.equal(found.token_ids[:used], expected.token_ids)
+    widths = found.layout.qo_indptr.diff()[:used].tolist()
+    assert widths == [HORIZON + 1 if ragged else budget + 1, *[budget + 1] * (used - 1)]
     for part in ("tree", "acceptance", "commit"):
         for name, value in vars(getattr(expected, part)).items():
             assert torch.equal(getattr(getattr(found, part), name)[:used], value), name
@@ -124,6 +132,7 @@ def test_a_round_graph_serves_smaller_batches(monkeypatch: pytest.MonkeyPatch) -
     for batch in (3, 2):
         roots = torch.randint(0, VOCAB, (batch,), generator=g)
         draft = draft_that_agrees(table, roots, g)
+        draft[0] = chain(draft[0])
         reference = BigramTarget(
             table, moved(target.slot_table[:batch], "cpu"), 3 * CONTEXT, 1, spec.commit_kv
         )
@@ -131,6 +140,7 @@ def test_a_round_graph_serves_smaller_batches(monkeypatch: pytest.MonkeyPatch) -
         found = graph.replay(draft.to(DEVICE), roots.to(DEVICE), prefix_lens[:batch].to(DEVICE))
         expected = spec.verify_round(draft, roots, prefix_lens[:batch], reference, Budget(5))
         assert torch.equal(found.token_ids[:batch].cpu(), expected.token_ids)
+        assert found.layout.qo_indptr.diff().tolist() == [6] * batch + [0] * (3 - batch)
         assert torch.equal(target.slot_table[:batch].cpu(), reference.slot_table)
         assert (found.token_ids[batch:] == -1).all()
     assert torch.equal(target.slot_table[2].cpu(), third)
