@@ -80,7 +80,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         EQUAL,
         REFUSED,
         "-k",
-        "(spec and build_tree) or of_draft or threshold or bad_input",
+        "(spec and build_tree) or of_draft or deepest or threshold or bad_input",
     ),
 }
 """The files that can be mutated, and pytest's arguments for the tests of each."""

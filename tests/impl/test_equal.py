@@ -12,6 +12,7 @@ from hypothesis import strategies as hs
 from ddtree import impl, spec
 from ddtree.impl.rank import _group_size, ranked
 from ddtree.impl.sampling import first_argmax, row_uniforms
+from ddtree.impl.tree import MAX_HORIZON
 from ddtree.spec import Budget, Sampling, sampling
 from ddtree.spec.softmax import MAX_VOCAB, TILE
 from tests.impl.cases import DEVICE, FORMS, FUNCTIONS, KINDS, case, differences, moved
@@ -69,6 +70,14 @@ def test_trees_of_every_kind_of_draft_are_equal(
 def test_a_budget_over_the_threshold_lists_its_paths() -> None:
     """A tree of more than one word of nodes, as launched by default."""
     assert not differences("build_tree", case(8, "bfloat16", 1, 6, 131, 99))
+
+
+@pytest.mark.parametrize(("horizon", "budget"), [(0, 40), (MAX_HORIZON, 37)])
+def test_the_shallowest_and_the_deepest_draft_give_the_references_trees(
+    horizon: int, budget: int
+) -> None:
+    """Of no depth at all, and of as many as the kernels take, with budgets that list paths."""
+    assert not differences("build_tree", case(4, "normal", 1, horizon, 2, budget))
 
 
 @pytest.mark.parametrize("kind", KINDS)
