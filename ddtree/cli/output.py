@@ -164,9 +164,10 @@ def require_place(out: Path) -> None:
         )
     if out.is_dir():
         fail(f"cannot write {out}: it is a folder", "choose another place")
+    probe = folder / f".{out.stem}.{os.getpid()}{out.suffix}"
     try:  # what a folder allows, /proc for one, its mode does not tell
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{out.stem}.", suffix=out.suffix):
-            pass
+        probe.open("xb").close()
+        probe.unlink()
     except OSError as error:
         fail(f"cannot write {out}: {error.strerror}", "choose another place")
 

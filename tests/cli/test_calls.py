@@ -198,9 +198,9 @@ def test_a_dump_of_wrong_types_is_no_captured_call(run: Run, tmp_path: Path) -> 
         assert result.stderr.endswith(f"next: ddtree replay {file}\n")
     refused = run("replay", file)
     assert refused.exit_code == 2
-    assert (
-        "convert_mask is refused by the reference: VerifyLayout.positions has dtype"
-        in refused.stdout
+    assert refused.stdout.startswith(
+        "convert_mask is refused by the kernels: VerifyLayout.positions has dtype torch.float32; expected "
+        "torch.int32 or torch.int64; and by the reference: VerifyLayout.positions has dtype torch.float32"
     )
 
 

@@ -27,6 +27,7 @@ PROMPT = "a b c d a b c d a b"
 
 def told(result: Result) -> Any:
     """The one request of a JSON report."""
+    assert result.stdout, (result.exit_code, result.stderr, result.exception)
     (one,) = json.loads(result.stdout)["requests"]
     return one
 
