@@ -50,16 +50,20 @@ def fail(message: str, next_step: str = "", code: int = BAD_INPUT) -> NoReturn:
 def stdout_for_json() -> Iterator[None]:
     """Keep stdout for ``print_json``: what a backend, an engine or a kernel prints goes to stderr."""
     global _reports  # as sys.stdout is
-    printed = sys.stdout
-    _reports, sys.stdout = _apart(printed), sys.stderr
+    printed, kept = sys.stdout, (sys.stderr, _apart(sys.stdout))
+    _reports, sys.stdout = kept, sys.stderr
     try:
         yield
     finally:
-        _reports, sys.stdout = None, printed
+        # after a wrong command line this comes late, with the collected context: another may have begun
+        if _reports is kept:
+            _reports = None
+        if sys.stdout is kept[0]:
+            sys.stdout = printed
 
 
-_reports: TextIO | None = None
-"""Where JSON goes while stdout is kept for it."""
+_reports: tuple[TextIO, TextIO] | None = None
+"""While stdout is kept for JSON: what stands in its place, and where JSON goes."""
 
 
 def _apart(stream: TextIO) -> TextIO:
@@ -81,7 +85,7 @@ def _apart(stream: TextIO) -> TextIO:
 
 def print_json(report: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print one JSON object or list, and nothing else, on stdout; numbers that JSON lacks become null."""
-    out = _reports or sys.stdout
+    out = _reports[1] if _reports and sys.stdout is _reports[0] else sys.stdout
     out.write(json.dumps(_plain(report), indent=2) + "\n")  # ASCII: no terminal alters it
     out.flush()
 

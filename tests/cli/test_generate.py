@@ -1,5 +1,6 @@
 """``ddtree generate`` with a small real model."""
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -348,6 +349,16 @@ def test_each_prompt_samples_with_its_own_seed(run: Run, tiny_folder: Path) -> N
     for i, one in enumerate(report["requests"]):
         alone = told(run("generate", SEVERAL[i], *args, "--seed", 5 + i))
         assert one["token_ids"] == alone["token_ids"]
+
+
+def test_a_wrong_command_line_leaves_nothing_to_the_next(run: Run, tiny_folder: Path) -> None:
+    """After ``--json`` and an error the next report is whole, whenever the first one's rest is collected."""
+    args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 2, "--json")
+    for _ in range(2):
+        assert run(*args, "--no-such-option").exit_code == 2
+        assert told(run(*args))["token_ids"]
+        gc.collect()
+        assert told(run(*args))["token_ids"]
 
 
 def test_a_batch_that_is_interrupted_tells_of_each(
