@@ -1,7 +1,7 @@
 """Hold every peer that runs here to the reference, and write docs/conformance.md.
 
     make peers
-    python bench/conformance.py [PEER ...] [--seconds 120] [--seed 0]
+    python bench/conformance.py [PEER ...] [--seconds 120] [--seed 0] [--jobs 1]
 
 Each run is recorded in ``bench/results/conformance-<device>.json``; the page is made from all records, so a
 GPU's results stay when a CPU's are made anew. A peer that does not run is recorded with the reason.
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ddtree.invariants.conformance.failure import smallest
+from ddtree.invariants.files import written_whole
 from ddtree.peers import PEERS
 from ddtree.pictures.pages.conformance import by_property
 
@@ -80,7 +81,8 @@ def main() -> None:
             known["peers"] = {
                 peer: known["peers"][peer] for peer in PEERS if peer in known["peers"]
             }
-            record.write_text(json.dumps(known, indent=1) + "\n")
+            with written_whole(record) as work:
+                work.write_text(json.dumps(known, indent=1) + "\n")
             print(name, flush=True)
     PAGE.parent.mkdir(exist_ok=True)
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("conformance-*.json"))]
@@ -97,7 +99,7 @@ def run(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     versions = {package: _version(package) for package in PEERS[name].packages}
-    if done.returncode not in {0, 1}:
+    if not done.stdout:  # refused before anything was tried
         return {"versions": versions, "not_run": done.stderr.strip().splitlines()[0]}
     properties = json.loads(done.stdout)["properties"]
     for each in properties:

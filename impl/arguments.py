@@ -44,6 +44,15 @@ def require_requests(layout: VerifyLayout, whose: str, batch: int) -> None:
         raise InputError(f"the layout has {requests} requests, the {whose} {batch}")
 
 
+def require_made_for(layout: VerifyLayout, tree: DraftTree) -> None:
+    """Refuse a layout of another batch than the trees', or of more rows a request than they have."""
+    (batch, rows), requests = tree.token_ids.shape, layout.qo_indptr.numel() - 1
+    if requests != batch:
+        raise InputError(f"the layout has {requests} requests, the tree {batch}")
+    if layout.max_q_len > rows:
+        raise InputError(f"the layout has max_q_len {layout.max_q_len}; its tree has {rows} rows")
+
+
 def require_rows(name: str, tensor: Tensor, layout: VerifyLayout) -> None:
     """Refuse a tensor of fewer rows than the layout's, each of which may be one of the call's."""
     rows = layout.positions.numel()

@@ -537,7 +537,8 @@ def _put(k, v, k_blocks, v_blocks, barriers, done, STAGES: gl.constexpr):
     k_full, k_empty, v_full, v_empty = barriers
     stage = col_of(done, STAGES)
     phase = ((done // STAGES) & 1) ^ 1
-    # a buffer of 16-bit entries seen as one of words: the same bytes under the same swizzle
+    # a buffer of 16-bit entries seen as one of words: the same bytes under the same swizzle. Gluon has no
+    # public name for that
     words: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     shape: gl.constexpr = [k_blocks.shape[1], k_blocks.shape[2] // 2]
     mbarrier.wait(k_empty.index(stage), phase)

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from ddtree import spec
-from ddtree.impl.arguments import require_layout, require_tree
+from ddtree.impl.arguments import require_layout, require_made_for, require_tree
 from ddtree.impl.buffers_kernels import fill_kernel, fill_rows_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, FlatMask, VerifyLayout
@@ -48,19 +48,8 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
     require_tree(tree)
     require_layout(layout)
     require_kind("mask", mask, FlatMask)
-    batch = layout.qo_indptr.numel() - 1
-    require(
-        tree.token_ids.shape[0] == batch,
-        "the layout has {} requests, the tree {}",
-        batch,
-        tree.token_ids.shape[0],
-    )
-    require(
-        layout.max_q_len <= tree.token_ids.shape[1],
-        "the layout has max_q_len {}; its tree has {} rows",
-        layout.max_q_len,
-        tree.token_ids.shape[1],
-    )
+    require_made_for(layout, tree)
+    batch = tree.token_ids.shape[0]
     require(
         batch <= buffers.max_batch,
         "batch is {}; the buffers were made for {}",

@@ -1,12 +1,12 @@
 """Step 3 on the device: the ancestor mask as bits, in one launch, and the forms that others read."""
 
-from typing import Literal, cast, get_args, overload
+from typing import Literal, cast, overload
 
 import torch
 import triton
 from torch import Tensor
 
-from ddtree.impl.arguments import require_layout, require_rows, require_tree
+from ddtree.impl.arguments import require_layout, require_made_for, require_rows, require_tree
 from ddtree.impl.mask_kernels import bits_kernel, packed_kernel, write_rows_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import (
@@ -20,9 +20,9 @@ from ddtree.spec.contracts import (
     VerifyLayout,
 )
 from ddtree.spec.dtypes import require_kind
-from ddtree.spec.errors import InputError, given, require
+from ddtree.spec.errors import require
 from ddtree.spec.index import bit_words, kv_len, mask_len, packed_len
-from ddtree.spec.mask import FORMS, Form
+from ddtree.spec.mask import FORMS, Form, require_form
 from ddtree.spec.public import public
 
 QUERIES = 16
@@ -61,20 +61,8 @@ def tree_mask(tree: DraftTree, layout: VerifyLayout, form: Form = "bits") -> Tre
     """
     require_tree(tree)
     require_layout(layout)
-    _require_form(form)
-    batch, rows = tree.parents.shape
-    require(
-        layout.qo_indptr.numel() == batch + 1,
-        "the layout has {} requests, the tree {}",
-        layout.qo_indptr.numel() - 1,
-        batch,
-    )
-    require(
-        layout.max_q_len <= rows,
-        "the layout has max_q_len {}; its tree has {} rows",
-        layout.max_q_len,
-        rows,
-    )
+    require_form(form)
+    require_made_for(layout, tree)
     num_queries, num_words = layout.positions.numel(), bit_words(layout.max_q_len)
     bits = BitMask(tree.parents.new_empty((num_queries, num_words)))
     if num_queries:
@@ -120,7 +108,7 @@ def convert_mask(mask: TreeMask, layout: VerifyLayout, form: Form) -> TreeMask:
     """
     require_kind("mask", mask, *FORMS)
     require_layout(layout)
-    _require_form(form)
+    require_form(form)
     _require_size(mask, layout)
     return _convert(mask, layout, form)
 
@@ -274,12 +262,6 @@ def require_words(words: Tensor, layout: VerifyLayout) -> None:
         layout.max_q_len,
         least,
     )
-
-
-def _require_form(form: object) -> None:
-    """Refuse a form that there is not."""
-    if not (isinstance(form, str) and form in get_args(Form)):
-        raise InputError(f"form is {given(form)}; known are 'flat', 'packed', 'dense' and 'bits'")
 
 
 def _source(mask: TreeMask) -> tuple[Tensor, Tensor | None, int, int, Form]:

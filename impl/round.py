@@ -25,10 +25,10 @@ from ddtree.spec.contracts import (
     VerifyLayout,
 )
 from ddtree.spec.dtypes import require_kind
-from ddtree.spec.errors import require, require_bool
+from ddtree.spec.errors import require
 from ddtree.spec.mask import Form
 from ddtree.spec.public import public
-from ddtree.spec.round import Round
+from ddtree.spec.round import Round, require_options
 from ddtree.spec.sampling import Sampling
 
 T = TypeVar("T")
@@ -93,13 +93,10 @@ def verify_round(
     Raises:
         InputError: as the steps raise it.
     """
+    # by name first: Dynamo cannot ask whether an object follows a protocol
     if not (hasattr(target, "forward") and hasattr(target, "commit")):
         require_kind("target", target, Target)
-    require_bool("ragged", ragged)
-    if sampling is not None:
-        require_kind("sampling", sampling, Sampling)
-    if buffers is not None:
-        require_kind("buffers", buffers, VerifyBuffers)
+    require_options(ragged, sampling, buffers)
     tree = build_tree(draft_log_probs, root_token_ids, budget, topk, from_logits=from_logits)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     mask: TreeMask

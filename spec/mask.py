@@ -22,7 +22,7 @@ from ddtree.spec.contracts import (
     VerifyLayout,
 )
 from ddtree.spec.dtypes import require_kind
-from ddtree.spec.errors import given, require
+from ddtree.spec.errors import InputError, given, require
 from ddtree.spec.index import (
     bit_shift,
     bit_word,
@@ -256,11 +256,15 @@ def _require_size(mask: TreeMask, layout: VerifyLayout) -> None:
     require(fits, f"{found} {what}; the layout's call has {expected}")
 
 
+def require_form(form: object) -> None:
+    """Refuse a form that there is not."""
+    if not (isinstance(form, str) and form in get_args(Form)):
+        raise InputError(f"form is {given(form)}; known are 'flat', 'packed', 'dense' and 'bits'")
+
+
 def _write(matrices: list[Matrix], layout: VerifyLayout, form: Form) -> TreeMask:
     """Write the requests' matrices in one form."""
-    named: object = form
-    known = isinstance(named, str) and named in get_args(Form)
-    require(known, f"form is {given(form)}; known are 'flat', 'packed', 'dense' and 'bits'")
+    require_form(form)
     match form:
         case "flat":
             return FlatMask(torch.cat([m.flatten() for m in matrices]))

@@ -61,6 +61,15 @@ class Round:
     """New tokens: the accepted ones after the root, then the bonus; -1 after the end."""
 
 
+def require_options(ragged: object, sampling: object, buffers: object) -> None:
+    """Refuse options of a round that are of another kind."""
+    require_bool("ragged", ragged)
+    if sampling is not None:
+        require_kind("sampling", sampling, Sampling)
+    if buffers is not None:
+        require_kind("buffers", buffers, VerifyBuffers)
+
+
 @public
 def verify_round(
     draft_log_probs: Float[Tensor, "B horizon vocab"],
@@ -97,11 +106,7 @@ def verify_round(
         InputError: as the steps raise it.
     """
     require_kind("target", target, Target)
-    require_bool("ragged", ragged)
-    if sampling is not None:
-        require_kind("sampling", sampling, Sampling)
-    if buffers is not None:
-        require_kind("buffers", buffers, VerifyBuffers)
+    require_options(ragged, sampling, buffers)
     tree = build_tree(draft_log_probs, root_token_ids, budget, topk, from_logits=from_logits)
     layout = plan_verify(tree, prefix_lens, target.slot_table, tree.num_nodes if ragged else None)
     mask = tree_mask(tree, layout, "flat")

@@ -8,11 +8,9 @@ applied, and say what they found.
 """
 
 import functools
-import inspect
 import pkgutil
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
@@ -31,6 +29,7 @@ from ddtree.invariants.hooks.watch import (
     hook_settings,
     is_capturing,
     logger,
+    signature,
     wait_for,
 )
 from ddtree.invariants.recorded import record
@@ -184,7 +183,7 @@ class Hooks:
         custom_mask = kwargs.get("custom_mask", args[9] if len(args) > 9 else None)
         if custom_mask is not None:
             with self.watch.guarded("verify attention"):
-                self._attention(dict(_signature(original).bind(*args, **kwargs).arguments))
+                self._attention(dict(signature(original).bind(*args, **kwargs).arguments))
         return original(*args, **kwargs)
 
     def _attention(self, given: dict[str, Any]) -> None:
@@ -306,8 +305,3 @@ def is_hooked(function: Any, hook: Callable[..., Any]) -> bool:
                 return True
         function = getattr(function, "__wrapped__", None)
     return False
-
-
-@cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)

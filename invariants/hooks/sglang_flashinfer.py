@@ -6,15 +6,13 @@ and there the wrapper's ``begin_forward`` is watched for as long as it runs.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ddtree.invariants.hooks import sglang_calls as calls
-from ddtree.invariants.hooks.watch import Watch, is_capturing, wait_for
+from ddtree.invariants.hooks.watch import Watch, is_capturing, signature, wait_for
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class FlashInfer:
             return work()
         with ExitStack() as stack:
             with self.watch.guarded(made.where):
-                given = _signature(original).bind(updater, ragged, paged, *args, **named).arguments
+                given = signature(original).bind(updater, ragged, paged, *args, **named).arguments
                 if given["paged_kernel_lens"] is given["seq_lens"]:
                     stack.enter_context(self._watching(paged, made))
                 # else cut to a window, which its mask is not: the wrapper of full layers tells more
@@ -118,8 +116,3 @@ class FlashInfer:
         )  # fmt: skip
         if call is not None:
             self.watch.hold(call, made.kind, made.where)
-
-
-@cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)

@@ -4,10 +4,12 @@ A server must not fall by its checker: what a hook cannot read is said once and 
 logged and dumped, and only ``DDTREE_DEBUG_ACTION=raise`` stops the pass.
 """
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,12 @@ class Watch:
             )
             return
         act(violation, self.settings, kind, write)
+
+
+@cache
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Of a hooked function, read once."""
+    return inspect.signature(function)
 
 
 def is_capturing() -> bool:
