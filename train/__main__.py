@@ -90,12 +90,18 @@ def generate(
     length: Annotated[int, typer.Option(help="Most tokens of a text, its prompt included.")] = 640,
     longest_prompt: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 320,
     shard: Annotated[int, typer.Option(help="Texts of a file: what a kill can lose.")] = 16_384,
+    part: Annotated[
+        str,
+        typer.Option(metavar="K/N", help="Only every Nth file from K on: N GPUs share a folder."),
+    ] = "0/1",
     seed: Seed = 0,
 ) -> None:
     """Let the target write the training texts, greedy and sampled, many at once.
 
-    Whole files only: killed and called again, it goes on with the next file.
+    Whole files only: killed and called again, it goes on with the next file. On two GPUs, run --part 0/2
+    on one and --part 1/2 on the other, at once; --tokens is then what each of them makes.
     """
+    which = part_of(part)
     begin = time.monotonic()
     device = chosen(device)
     model, tokenizer = load(target, device)
@@ -124,6 +130,7 @@ def generate(
             tokens=round(tokens * 1e6),
             settings=settings,
             deadline=None if minutes is None else begin + 60 * minutes,
+            part=which,
             on_progress=lambda texts, new, rate: show(
                 new, f"{texts:,} of {len(jobs):,} texts, {rate:,.0f} tokens a second read"
             ),
@@ -355,6 +362,16 @@ def spoken(found: dict[str, dict[str, float]]) -> str:
         f"{name}: " + ", ".join(f"{kind} {value:.2f}" for kind, value in lengths.items())
         for name, lengths in found.items()
     )
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """ "K/N" as two numbers."""
+    numbers = [int(one) if one.isascii() and one.isdigit() else -1 for one in text.split("/")]
+    if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
+        raise typer.BadParameter(
+            f"{text!r} is no K/N with 0 <= K < N: 0/2 and 1/2 are the halves", param_hint="--part"
+        )
+    return numbers[0], numbers[1]
 
 
 def chosen(device: str) -> str:

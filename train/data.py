@@ -61,6 +61,7 @@ def write_shards(
     tokens: int,
     settings: dict[str, Any],
     deadline: float | None = None,
+    part: tuple[int, int] = (0, 1),
     on_progress: Callable[[int, int, float], None] = lambda _texts, _new, _rate: None,
 ) -> int:
     """Write shards until there are ``tokens`` new tokens, no more jobs, or no more time.
@@ -78,16 +79,20 @@ def write_shards(
         tokens: new tokens wanted in all.
         settings: what must be equal for shards to belong together.
         deadline: on ``time.monotonic()``'s clock.
+        part: ``(k, n)``: only shards k, k + n, k + 2n, ..., so that n machines or GPUs share the work. A
+            shard's texts do not depend on it.
         on_progress: told texts, new tokens and tokens a second so far.
 
     Returns:
-        New tokens in all shards.
+        New tokens in the shards of this part.
 
     Raises:
         InputError: the folder holds shards of other settings.
     """
     total = texts_so_far = 0
     for shard, start in enumerate(range(0, len(jobs), shard_texts)):
+        if shard % part[1] != part[0]:
+            continue
         path = folder / f"texts-{shard:04d}.safetensors"
         if path.exists():
             texts = _read_shard(path, settings)
@@ -97,7 +102,7 @@ def write_shards(
             continue
         if total >= tokens or (deadline is not None and time.monotonic() > deadline):
             break
-        part = jobs[start : start + shard_texts]
+        wanted = jobs[start : start + shard_texts]
         begin = time.monotonic()
 
         def look(
@@ -106,18 +111,18 @@ def write_shards(
             on_progress(texts + begun, new, read / (time.monotonic() - begin))
 
         made = generator.generate(
-            [job.prompt_ids for job in part],
-            [job.temperature for job in part],
-            stops=[job.stops for job in part],
+            [job.prompt_ids for job in wanted],
+            [job.temperature for job in wanted],
+            stops=[job.stops for job in wanted],
             seed=seed + shard,
             deadline=deadline,
             on_look=look,
         )
         write_tensors(
-            path, _shard(made, part, tokenizer, held_out), {"settings": json.dumps(settings)}
+            path, _shard(made, wanted, tokenizer, held_out), {"settings": json.dumps(settings)}
         )
         total += made.new_tokens
-        texts_so_far += len(part)
+        texts_so_far += len(wanted)
         on_progress(texts_so_far, total, 0.0)
     return total
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from torch import Tensor
 
 from ddtree.decoding import DFlashDrafter, HFTarget, autoregressive, generate
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.spec import InputError
 from tests.decoding.tiny import VOCAB, tiny_model
+from train.__main__ import part_of
 from train.acceptance import acceptance, total
 from train.batch import Generator, draw
 from train.blocks import draft_logits, draft_states, head_loss
-from train.data import LOOP, Corpus, cut_loops
+from train.data import LOOP, Corpus, Job, cut_loops, write_shards
 from train.fit import CHECKPOINT, LOG, Settings, Trainer
+from train.held_out import HeldOut
 from train.llama import Llama
 from train.start import config_for, from_last_layers
 from train.weights import write_drafter
@@ -139,6 +142,45 @@ def test_texts_are_cut_where_they_loop() -> None:
     prompts, lengths = torch.tensor([3, 0, 30, 0]), torch.tensor([100, 100, 100, 50])
     cut = cut_loops(texts.int(), prompts, lengths)
     assert cut.tolist() == [100, 30 + LOOP, 100, 50]
+
+
+def test_parts_of_the_work_make_the_same_texts(tmp_path: Path, model: Any) -> None:
+    """Two parts together leave the files that one run leaves, byte for byte, each its own alone."""
+    jobs = [Job(torch.tensor([1 + i, 2]), 0.8, 1, i == 0) for i in range(10)]
+
+    def write(folder: str, part: tuple[int, int]) -> int:
+        return write_shards(
+            tmp_path / folder,
+            jobs,
+            Generator(Llama(model), rows=2, length=8, stop_ids=(STOP,)),
+            _Spelled(),
+            HeldOut([]),
+            seed=3, shard_texts=4, tokens=10**6, settings={}, part=part,
+        )  # fmt: skip
+
+    def files(folder: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+
+    whole = write("whole", (0, 1))
+    first = write("parts", (0, 2))
+    assert sorted(files("parts")) == ["texts-0000.safetensors", "texts-0002.safetensors"]
+    assert first + write("parts", (1, 2)) == whole
+    assert files("parts") == files("whole")
+
+
+class _Spelled:
+    """A tokenizer that writes numbers."""
+
+    def batch_decode(self, rows: list[list[int]]) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
+
+
+@pytest.mark.parametrize("wrong", ["", "1", "2/2", "0/0", "-1/2", "1/2/3", "a/b"])
+def test_a_part_that_is_none_is_refused(wrong: str) -> None:
+    """K/N wants two numbers, the first below the second."""
+    assert part_of("1/2") == (1, 2)
+    with pytest.raises(typer.BadParameter, match="is no K/N with 0 <= K < N"):
+        part_of(wrong)
 
 
 def test_blocks_equal_the_drafter(model: Any) -> None:
