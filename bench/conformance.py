@@ -45,9 +45,8 @@ REMARKS = {
         "right."
     ),
     ("NVIDIA H200", "flashinfer"): (
-        "its two broken properties are a fault of what it was handed: after an earlier call of another "
-        "page size the pool was no whole number of pages. Cases keep one page size since; it has not "
-        "been run again."
+        "its `plan` reads offsets on the host, so a call that holds it cannot be captured. A server plans "
+        "before each replay; these properties replay a call as a whole."
     ),
 }
 """What is known of a result beyond the run, by device and peer."""
