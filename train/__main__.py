@@ -159,9 +159,15 @@ def fit(
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60,
     watch_every: Annotated[float, typer.Option(help="Seconds between looks at acceptance.")] = 120,
     watch_texts: Annotated[int, typer.Option(help="Texts of such a look, of each kind.")] = 24,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="A drafter to begin with (its layers, its block size), not the target's last layers."
+        ),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Train the drafter; its weights go to OUT/drafter when the time is up.
+    """Train the drafter; its weights go to OUT/drafter, at each checkpoint and when the time is up.
 
     Killed at any moment, the same command goes on from the last checkpoint; Ctrl-C and SIGTERM write
     one first. OUT/run/log.jsonl holds the loss, how often each depth's first guess was right, and
@@ -171,23 +177,34 @@ def fit(
     model, _ = load(target, device)
     train, dev, counted = read_corpora(out / "texts")
     console.print_json(data=counted)
+    train, dev = train.to(model.device), dev.to(model.device)
+    written = out / "drafter"
+    if start is not None and start.resolve() == written.resolve():
+        raise InputError(f"--start {start} is where the weights go; begin with a copy of it")
+    if start is None:
+        config = config_for(
+            model, layers=layers, block_size=block_size, mask_token_id=Settings.mask_token_id
+        )
+        draft_model = from_last_layers(config, model, train.token_ids[:8].long())
+    else:
+        draft_model = DFlashDrafter.load(start, HFTarget(model)).model.float().to(model.device)
+        config = draft_model.config
     settings = Settings(
-        layers=layers, block_size=block_size, texts=texts, anchors=anchors, rate=rate,
+        layers=config.num_hidden_layers, block_size=int(config.block_size),
+        mask_token_id=config.mask_token_id, texts=texts, anchors=anchors, rate=rate,
         warmup=warmup, steps=steps, minutes=minutes, seed=seed,
     )  # fmt: skip
-    config = config_for(
-        model, layers=layers, block_size=block_size, mask_token_id=settings.mask_token_id
-    )
-    train, dev = train.to(model.device), dev.to(model.device)
     run = Trainer(
         out / "run",
         model,
         train,
         settings,
-        from_last_layers(config, model, train.token_ids[:8].long()),
-        fingerprint=f"{fingerprint(model)} {train.new_tokens}",
+        draft_model,
+        fingerprint=" ".join([fingerprint(model), str(train.new_tokens), *weights_of(start)]),
         compile=compile_ if device.startswith("cuda") else "none",
     )
+    if not run.is_done:  # what is written there until the end is unfinished
+        (written / "training.json").unlink(missing_ok=True)
     if run.step:
         console.print(f"going on at step {run.step}, after {run.seconds:.0f} s")
     interrupted: list[int] = []
@@ -201,6 +218,7 @@ def fit(
             show(run.progress, f"step {run.step}, {run.seconds:.0f} s{note}")
             if time.monotonic() - saved > save_every:
                 run.save()
+                write_drafter(written, run.model)
                 saved = time.monotonic()
             if time.monotonic() - watched > watch_every:
                 note = f", {spoken(run.watch(dev, watch_texts, 32))}"
@@ -209,19 +227,20 @@ def fit(
     if interrupted:
         console.print(f"stopped at step {run.step}; the same command goes on")
         raise typer.Exit(130)
-    files = write_drafter(out / "drafter", run.model)
+    files = write_drafter(written, run.model)
     note = spoken(run.watch(dev, watch_texts, 32))
     write_json(
-        out / "drafter/training.json",
+        written / "training.json",
         {
             "settings": run.about["settings"],
             "config": {
-                "block_size": block_size,
-                "num_hidden_layers": layers,
+                "block_size": int(config.block_size),
+                "num_hidden_layers": config.num_hidden_layers,
                 "mask_token_id": config.mask_token_id,
                 "target_layer_ids": list(config.target_layer_ids),
             },
             "data": counted,
+            "start": weights_of(start),
             "parameters": sum(p.numel() for p in run.model.parameters()),
             "steps": run.step,
             "epochs": run.step * texts / len(train),
@@ -392,6 +411,11 @@ def load(target: str, device: str, dtype: torch.dtype | None = None) -> tuple[An
 def stops_of(model: Any) -> tuple[int, ...]:
     """The target's stop tokens, and the end of a document."""
     return tuple(sorted({*stop_ids_of(model), 0}))
+
+
+def weights_of(drafter: Path | None) -> list[str]:
+    """What tells a drafter's weights from others."""
+    return [sha256(path) for path in sorted(drafter.glob("*.safetensors"))] if drafter else []
 
 
 def fingerprint(model: Any) -> str:

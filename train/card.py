@@ -46,7 +46,7 @@ texts were left out for that).
 
 ## How
 
-By `train/` of ddtree, one command a step. Warm start from the target's last layers, then {steps:,}
+By `train/` of ddtree, one command a step. It began with {start}, then had {steps:,}
 steps of {batch} texts with {anchors} blocks each: {epochs:.1f} epochs, {minutes:.1f} minutes on one
 {device}. The loss is the cross-entropy with the distribution that a token was drawn from (in greedy
 text the token itself), depth k weighted exp(-(k - 1) / {fade:g}). AdamW, rate {rate:g} after
@@ -96,6 +96,11 @@ def write_card(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> Pat
         share=data["sampled among them"] / max(data["tokens trained on"], 1),
         sources="\n".join(f"- {licence}" for licence in LICENCES.values()),
         near=data["texts near an evaluation prompt, left out"],
+        start=(
+            f"the weights of an earlier run (sha256 {', '.join(w[:12] for w in run['start'])})"
+            if run["start"]
+            else "the target's last layers"
+        ),
         steps=run["steps"],
         batch=settings["texts"],
         anchors=settings["anchors"],

@@ -1,8 +1,10 @@
 """Tiny randomly initialised models with attention of several shapes."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -13,6 +15,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Phi3Config,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -122,3 +125,14 @@ def tiny_model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
 def prompt(length: int, seed: int = 0) -> torch.Tensor:
     """Random tokens ``[length]``."""
     return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def write_tiny(folder: Path) -> Path:
+    """A Llama of three layers with random weights, and a tokenizer whose tokens are a, b, c, ..."""
+    tiny_model("llama", torch.float32).save_pretrained(folder)
+    words = {chr(ord("a") + i): i for i in range(26)} | {str(i): 26 + i for i in range(VOCAB - 26)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))  # noqa: S106 (a token of text)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder

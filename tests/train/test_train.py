@@ -1,6 +1,7 @@
 """Training on tiny models: the parts against independent computations, the run against itself."""
 
 import copy
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,13 @@ import pytest
 import torch
 import typer
 from torch import Tensor
+from typer.testing import CliRunner
 
 from ddtree.decoding import DFlashDrafter, HFTarget, autoregressive, generate
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.spec import InputError
-from tests.decoding.tiny import VOCAB, tiny_model
-from train.__main__ import part_of
+from tests.decoding.tiny import VOCAB, tiny_model, write_tiny
+from train.__main__ import app, part_of
 from train.acceptance import acceptance, total
 from train.batch import Generator, draw
 from train.blocks import draft_logits, draft_states, head_loss
@@ -272,6 +274,47 @@ def test_other_settings_and_damage_are_refused(tmp_path: Path, model: Any, corpu
     (tmp_path / CHECKPOINT).unlink()
     with pytest.raises(InputError, match="a run needs a limit"):
         _trainer(tmp_path, model, corpus, Settings(**{**vars(SETTINGS), "steps": None}))
+
+
+def test_training_begins_with_a_drafter(tmp_path: Path, model: Any) -> None:
+    """`fit --start` goes on with a drafter's weights, under its own layers and block size, and says so."""
+    generator = Generator(Llama(model), rows=4, length=40, stop_ids=())
+    jobs = [Job(torch.tensor([1 + i, 2]), 0.8, 1, i < 2) for i in range(8)]
+    settings = {"length": 40}
+    write_shards(
+        tmp_path / "a/texts", jobs, generator, _Spelled(), HeldOut([]),
+        seed=3, shard_texts=8, tokens=10**6, settings=settings,
+    )  # fmt: skip
+    shutil.copytree(tmp_path / "a/texts", tmp_path / "b/texts")
+    common = [
+        "fit",
+        "--target",
+        str(write_tiny(tmp_path / "target")),
+        "--device",
+        "cpu",
+        "--texts",
+        "4",
+    ]
+    first = ["--out", str(tmp_path / "a"), "--layers", "2", "--block-size", "6", "--steps", "2"]
+    made = CliRunner().invoke(app, [*common, *first], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    drafter = tmp_path / "a/drafter"
+    assert json.loads((drafter / "training.json").read_text())["start"] == []
+
+    start = ["--start", str(drafter), "--rate", "0"]  # nothing is learned
+    second = ["--out", str(tmp_path / "b"), "--steps", "1", *start]
+    made = CliRunner().invoke(app, [*common, *second], catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    one, other = (
+        (folder / "model.safetensors").read_bytes() for folder in (drafter, tmp_path / "b/drafter")
+    )
+    assert one == other
+    noted = json.loads((tmp_path / "b/drafter/training.json").read_text())
+    assert noted["start"] == [hashlib.sha256(one).hexdigest()]
+    assert noted["config"]["block_size"] == 6 and noted["config"]["num_hidden_layers"] == 2
+
+    with pytest.raises(InputError, match="is where the weights go; begin with a copy"):
+        CliRunner().invoke(app, [*common, *first, *start], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("most_bytes", [2**24, 10_000])
