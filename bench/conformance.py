@@ -34,6 +34,7 @@ requests, widths up to 67, prefixes up to 40, four shapes of trees, padded and r
 Each peer is the published package behind a few lines of `ddtree/peers`; none is copied. *Visible set* is
 judged by the oracle: queries and keys of zero and powers of two for values, so that the output is the exact
 set of entries that a row sees. A number says how many cases ran: those of a slow interpreter are fewer.
+Blank: the peer does not offer it, or ran before the property was there.
 
 Made by `make peers && python bench/conformance.py`; do not edit. `ddtree conform PEER` runs one.
 """
