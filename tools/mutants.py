@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tests" / "mutants.md"
 
 EQUAL, REFUSED = "tests/impl/test_equal.py", "tests/impl/test_bad_input.py"
+COMPILED, DEBUG = "tests/impl/test_torch_compile.py", "tests/invariants/test_debug.py"
 TESTS: dict[str, tuple[str, ...]] = {
     "spec/index.py": ("tests/spec/test_index.py",),
     "spec/tree.py": ("tests/spec/test_tree.py", "tests/spec/test_bad_input.py"),
@@ -43,6 +44,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "spec/buffers.py": ("tests/spec/test_buffers.py", "tests/spec/test_bad_input.py"),
     "spec/round.py": ("tests/spec/test_round.py", "tests/spec/test_bad_input.py"),
+    "spec/contracts.py": ("tests/spec/test_contracts.py", DEBUG, "-k", "not variable"),
+    "spec/public.py": (DEBUG, COMPILED, "-k", "(test_debug.py and not variable) or debug_mode"),
     "spec/errors.py": ("tests/spec/test_bad_input.py",),
     "spec/dtypes.py": ("tests/spec/test_dtypes.py", "tests/spec/test_bad_input.py"),
     "spec/sampling.py": ("tests/spec/test_sampling.py", "tests/spec/test_bad_input.py"),
@@ -56,7 +59,16 @@ TESTS: dict[str, tuple[str, ...]] = {
         "(spec and accept) or bad_input or a_round",
     ),
     "impl/attention_configs.py": ("tests/impl/test_attention.py", "-k", "which_configuration"),
-    "impl/attention.py": ("tests/impl/test_attention.py", "-k", "not fp8 and not scales"),
+    "impl/attention.py": (
+        "tests/impl/test_attention.py",
+        "tests/impl/test_offsets.py",
+        REFUSED,
+        "-k",
+        (
+            "(attention.py and not fp8 and not scales and not dtype1 and not packed and not dense)"
+            " or every_fp8 or options4-5 or offsets or bad_input"
+        ),
+    ),
     "impl/buffers.py": ("tests/impl/test_round.py", EQUAL, "-k", "buffers"),
     "impl/check.py": ("tests/impl/test_check.py",),
     "impl/check_sites.py": ("tests/impl/test_check.py", "-k", "site or page or device_says"),
@@ -64,6 +76,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "impl/layout.py": (EQUAL, REFUSED, "-k", "(spec and plan) or bad_input"),
     "impl/layers.py": ("tests/impl/test_layers.py",),
     "impl/mask.py": (EQUAL, REFUSED, "-k", "(spec and mask) or bad_input"),
+    "impl/op.py": (
+        "tests/impl/test_devices.py",
+        COMPILED,
+        "-k",
+        "(devices and not next_step) or secret or debug_mode or (promises and verify_attention)",
+    ),
     "impl/rank.py": (
         EQUAL,
         "-k",
@@ -133,7 +151,7 @@ class Served(MetaPathFinder, Loader):
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """Every mutant of a file, those of docstrings and annotations apart."""
+    """Every mutant of a file, each text once."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 

@@ -8,6 +8,7 @@ read there by moving bits, as on an A100, and by Triton's own conversion on newe
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddtree import impl, spec
-from ddtree.impl.attention import attend
+from ddtree.impl.attention import (
+    _capability,
+    _converts_fp8,
+    _is_aligned,
+    _num_sms,
+    attend,
+    block_attention,
+)
 from ddtree.impl.attention_configs import (
     AttentionConfig,
     HopperConfig,
@@ -349,6 +357,27 @@ def test_any_bits() -> None:
     call.check(SMALL, 3)
 
 
+def test_rows_of_a_block_see_one_another() -> None:
+    """``block_attention`` agrees under bits that are no tree's: every row sees all of its request."""
+    call = Call([5, 3], [20, 40], 2, kv_heads=2)
+    words = torch.tensor([[0b11111]] * 5 + [[0b111]] * 3, dtype=torch.int32, device=DEVICE)
+    expected, _ = spec.verify_attention(
+        *call.tensors, call.layout, spec.BitMask(words), compute_dtype=torch.float64
+    )
+    found = block_attention(*call.tensors, call.layout, words)
+    assert error(found, expected) <= TOLERANCE[torch.float32]
+
+
+def test_the_stride_of_a_single_word_is_no_matter() -> None:
+    """One word a row may lie in a column of others: nothing is read beside it."""
+    call = Call([7], [4], 1)
+    words = call.mask.words.repeat(1, 2).t().contiguous().t()[:, :1]
+    assert words.stride() == (1, 7)
+    expected, _ = impl.verify_attention(*call.tensors, call.layout, call.mask)
+    found, _ = impl.verify_attention(*call.tensors, call.layout, spec.BitMask(words))
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.long
 @settings(max_examples=40)
 @given(
@@ -386,6 +415,56 @@ def test_which_configuration_is_chosen() -> None:
     assert choose_config(half, 128) == wide == AttentionConfig(64, 64, 3, 2, 4)
     assert HopperConfig() == HopperConfig(128, 64, 5, 1, 4, 3, 208, 88)
     assert [merge_splits(2, 3, n) for n in (95, 96, 97)] == [8, 16, 16]
+
+
+def test_what_is_asked_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiprocessors, Triton's conversion of fp8 from 8.9 on, and the major number; a CPU has none of it."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    multiprocessors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: multiprocessors)
+    for capability, converts in [((8, 0), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, had=capability: had)
+        asked = [ask.__wrapped__ for ask in (_num_sms, _converts_fp8, _capability)]
+        assert [ask(gpu) for ask in asked] == [132, converts, capability[0]]
+        assert [ask(cpu) for ask in asked] == [1, False, 0]
+
+
+@pytest.mark.parametrize(
+    ("offset", "row", "head", "expected"),
+    [
+        (0, 256, 64, True), (0, 80, 16, True), (4, 256, 64, True),
+        (1, 256, 64, False), (0, 264, 64, False), (0, 256, 72, False),
+    ],
+)  # fmt: skip
+def test_which_rows_are_aligned(offset: int, row: int, head: int, expected: bool) -> None:
+    """From addresses of 16 bytes on, in steps of 16 numbers."""
+    rows = torch.zeros(2048).as_strided((2, 2, 64), (row, head, 1), offset)
+    assert _is_aligned(rows) is expected
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_what_a_call_is_launched_with(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of the device, of fp8 and of aligned rows, with programs for all multiprocessors."""
+    launched: list[tuple[AttentionConfig, int]] = []
+
+    def launch(query: Tensor, *_: Tensor, **options: Any) -> tuple[Tensor, None]:
+        launched.append((options["config"], options["num_programs"]))
+        return query, None
+
+    monkeypatch.setattr("ddtree.impl.attention.attend", launch)
+    monkeypatch.setattr("ddtree.impl.attention._capability", lambda _: 9)
+    monkeypatch.setattr("ddtree.impl.attention._num_sms", lambda _: 7)
+    call = Call([3], [4], 1, torch.float16, head_dim=128, fp8=fp8)
+    names = ("query", "key", "value", "key_pool", "value_pool")
+    given: dict[str, Any] = dict(zip(names, call.tensors, strict=True))
+    given |= {"layout": call.layout, "mask": call.mask}
+    impl.verify_attention(**given)
+    assert launched == [(choose_config(torch.float16, 128, 9, fp8=fp8), 7)]
+    for name in names[1:]:  # the query may lie anywhere
+        rows = given[name]
+        longer = rows.new_empty(rows.shape[0] + 1, *rows.shape[1:]).flatten()
+        impl.verify_attention(**given | {name: longer[1:][: rows.numel()].view(rows.shape)})
+        assert launched[-1] == (choose_config(torch.float16, 128), 14), name
 
 
 @pytest.mark.gpu

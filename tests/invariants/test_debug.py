@@ -429,6 +429,21 @@ def test_decorator() -> None:
     assert not is_on()
 
 
+def test_the_first_observer_loads_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled graphs leave observed calls to Python, which is arranged once, and not before it is needed."""
+    monkeypatch.setattr(public, "_observed", public._observe)
+    before = public.set_observer(None)
+    assert public._observed is public._observe
+    try:
+        public.set_observer(lambda function, args, kwargs: function(*args, **kwargs))
+        arranged = public._observed
+        assert arranged is not public._observe
+        public.set_observer(lambda function, args, kwargs: function(*args, **kwargs))
+        assert public._observed is arranged
+    finally:
+        public.set_observer(before)
+
+
 def test_another_observer_comes_back() -> None:
     """An observer that was there before is there after."""
 
