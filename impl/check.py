@@ -157,9 +157,7 @@ class CapturedCheck:
         counts, room = batch_counts(call), room_counts(call)
         self.is_dynamic = bool(call.is_captured) and call.batch_size is None and not counts
         shapes = _shapes_of(call)
-        self.batch = min(room.values(), default=0) if self.is_dynamic else batch_of(shapes)
-        if self.is_dynamic:
-            self.batch = next(iter(room.values()), 0)
+        self.batch = next(iter(room.values()), 0) if self.is_dynamic else batch_of(shapes)
         self.room = max([self.batch, *counts.values(), *room.values(), 1])
         rows = row_counts(call)
         known_rows = max(rows.values(), default=0)
@@ -169,7 +167,8 @@ class CapturedCheck:
             )
         self.max_rows = known_rows
         self.num_slots = call.kv_pool_size or num_slots or SLOTS
-        self.broken_shapes = _broken_shapes(shapes, self.batch)
+        # of requests that are counted at each launch none is known to be too many
+        self.broken_shapes = _broken_shapes(shapes, 0 if self.is_dynamic else self.batch)
 
     def _hides_padding(self) -> bool:
         """Whether the host alone tells padding: by trees that are not counted, or not at all.
@@ -249,7 +248,8 @@ class CapturedCheck:
                 filled(words, 0, torch.int32) for _ in range(3)
             )
             self._mine = filled((self.room if self._has_kv() else 1, words), 0, torch.int32)
-        self._changed = filled((self.room, 2, CHANGES), 0)
+        if self._has_tables():
+            self._changed = filled((len(known["slot_table"]), 2, CHANGES), 0)
         self._worst = filled(
             (2, self.room), NOWHERE
         )  # first log-prob, and first score, that is wrong
@@ -259,6 +259,11 @@ class CapturedCheck:
 
     def _has_slots(self) -> bool:
         return self._has_kv() or "out_cache_loc" in self._fields
+
+    def _has_tables(self) -> bool:
+        """Whether two tables can be compared; of two shapes the record says so at every launch."""
+        before, after = self._fields.get("slot_table"), self._fields.get("slot_table_after")
+        return before is not None and after is not None and before.shape == after.shape
 
     def _constant_key(self) -> int:
         """The key of the first violation that shapes and numbers alone tell; NOWHERE where there is none."""
@@ -328,7 +333,8 @@ class CapturedCheck:
             *(known.get(n) for n in ("q_lens", "prefix_lens", "num_nodes", "num_accepted", "committed_lens")),
             self._plan, self._state, self._numbers,
             self.room, self.batch,
-            *(_room(known.get(name)) for name in ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")),
+            *(_room(known.get(name), 1) for name in ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")),
+            *(_room(known.get(name)) for name in ("bias", "slot_table", "slot_table_after")),
             padded, self._size("token_ids", 1), self._size("parents", 1),
             -1 if call.budget is None else call.budget,
             -1 if call.max_q_len is None else call.max_q_len,
@@ -367,8 +373,10 @@ class CapturedCheck:
         self._launch_masks()
         if {"nodes", "num_accepted"} <= self._fields.keys():
             self._launch_acceptance()
-        if "src" in self._fields or {"slot_table", "slot_table_after"} <= self._fields.keys():
+        if "src" in self._fields:
             self._launch_commit()
+        if self._has_tables():
+            self._launch_tables()
 
     def _launch_tree(self) -> None:
         known, call = self._fields, self.call
@@ -522,18 +530,22 @@ class CapturedCheck:
 
     def _launch_commit(self) -> None:
         known = self._fields
-        before, after = known.get("slot_table"), known.get("slot_table_after")
-        if before is not None and after is not None and before.shape != after.shape:
-            after = None  # the record says so at every launch
-        both = before is not None and after is not None
+        after = known.get("slot_table_after")
         width = max(self._size("src", 1), self._size("nodes", 1), 1)
         kernels.commit_kernel[(self.room,)](
             *(known.get(name) for name in ("nodes", "num_accepted", "src", "dst", "out_cache_loc")),
-            before if both else None, after, self._changed, self._plan, self._state, self._numbers,
+            after, self._plan, self._state, self._numbers,
             self.room, width, max(self._size("out_cache_loc"), 0),
-            before.stride(0) if before is not None else 0, after.stride(0) if after is not None else 0,
-            before.shape[1] if before is not None else 0, after.shape[1] if after is not None else 0,
-            WIDTH=triton.next_power_of_2(width), MOVES=64, CHANGES=CHANGES, BLOCK=1024,
+            *(after.stride(0), after.shape[1]) if after is not None else (0, 0),
+            WIDTH=triton.next_power_of_2(width), MOVES=64,
+        )  # fmt: skip
+
+    def _launch_tables(self) -> None:
+        before, after = self._fields["slot_table"], self._fields["slot_table_after"]
+        kernels.tables_kernel[(before.shape[0],)](
+            before, after, self._changed, self._plan, self._state, self._numbers,
+            self.room, before.stride(0), after.stride(0), before.shape[1],
+            CHANGES=CHANGES, BLOCK=1024,
         )  # fmt: skip
 
     # reading
@@ -628,8 +640,9 @@ _live: "weakref.WeakValueDictionary[int, CapturedCheck]" = weakref.WeakValueDict
 """Every check there is, in the order in which they were made: causes are polled before what follows."""
 
 
-def _room(indptr: Tensor | None) -> int:
-    return 2**31 - 1 if indptr is None else indptr.numel() - 1
+def _room(field: Tensor | None, ends: int = 0) -> int:
+    """Requests that a field has room for; an indptr has one entry more."""
+    return 2**31 - 1 if field is None else len(field) - ends
 
 
 def _decode(words: list[int], batch: int) -> Found:

@@ -81,6 +81,7 @@ NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 PARTS = tl.constexpr(4)
 FAR = tl.constexpr(0x7FFFFFFF)
 
+FEWER = constant("batch")
 WIDTH_QO = constant("index_width", "qo_indptr")
 WIDTH_KV = constant("index_width", "kv_indptr")
 WIDTH_MASK = constant("index_width", "mask_indptr")
@@ -150,7 +151,6 @@ ROOM_OUT = constant("buffer_capacity", "out_cache_loc")
 ROOM_INPUT = constant("buffer_capacity", "input_ids")
 ROOM_ROWS = constant("buffer_capacity", "num_rows")
 ROOM_TARGET = constant("buffer_capacity", "target_ids")
-ROOM_MASK = constant("buffer_capacity", "custom_mask")
 ROOM_KV = constant("buffer_capacity", "kv_indices")
 TAIL_QO = constant("stale_tail", "qo_indptr")
 TAIL_KV = constant("stale_tail", "kv_indptr")
@@ -191,8 +191,14 @@ def report(bad, site, request, part, expected, found, state, numbers, room):
         at = number_of(site, request, part, room)
         tl.store(numbers + at, expected)
         tl.store(numbers + at + 1, found)
-        key = (tl.zeros([], tl.int64) + site) * (1 << 40) + request * (1 << 8) + part
-        tl.atomic_min(state + FIRST, key)
+        note(site, request, part, state)
+
+
+@triton.jit
+def note(site, request, part, state):
+    """Note the key of a broken site, if it is the least."""
+    key = (tl.zeros([], tl.int64) + site) * (1 << 40) + request * (1 << 8) + part
+    tl.atomic_min(state + FIRST, key)
 
 
 @triton.jit
@@ -312,7 +318,7 @@ def sizes_kernel(
     qo_indptr, kv_indptr, mask_indptr, byte_indptr,  # [room+1] each
     q_lens, prefix_lens, num_nodes, num_accepted, committed_lens,  # [B] each
     plan, state, numbers,
-    room, batch, qo_room, kv_room, mask_room, byte_room,
+    room, batch, qo_room, kv_room, mask_room, byte_room, bias_room, table_room, after_room,
     rows, tree_rows, parent_rows, budget, max_q_len, total,  # -1: not known
     mask_size, kv_size, packed_size, words_rows, words_width, bias_rows, bias_columns,
     positions_size, out_size, input_size, query_size, target_size, max_rows, needs_q,
@@ -343,9 +349,16 @@ def sizes_kernel(
         if qo_indptr is None and mask_indptr is None and byte_indptr is None:
             same = tl.full([], 1, tl.int32)
         batch = tl.minimum(tl.where(same != 0, prefixes, furthest), batch)
-        room_of_all = tl.minimum(tl.minimum(qo_room, kv_room), tl.minimum(mask_room, byte_room))
-        if room_of_all < batch:
-            tl.store(state + IS_DOUBTFUL, 1)
+        short = batch
+        short = tl.where(after_room < batch, after_room, short)
+        short = tl.where(table_room < batch, table_room, short)
+        short = tl.where(bias_room < batch, bias_room, short)
+        short = tl.where(byte_room < batch, byte_room, short)
+        short = tl.where(mask_room < batch, mask_room, short)
+        short = tl.where(kv_room < batch, kv_room, short)
+        short = tl.where(qo_room < batch, qo_room, short)  # the first that has too little room
+        report(short < batch, FEWER, 0, 0, batch, short, state, numbers, room)
+        batch = tl.where(short < batch, 0, batch)  # nothing else can then be addressed
     is_mine = request < batch
     zero = tl.zeros([BATCH], tl.int64)
 
@@ -559,7 +572,6 @@ def sizes_kernel(
             check_room(all_rows, input_size, ROOM_INPUT, state, numbers, room)
             check_room(all_rows, query_size, ROOM_ROWS, state, numbers, room)
             check_room(all_rows, target_size, ROOM_TARGET, state, numbers, room)
-            check_room(bits, mask_size, ROOM_MASK, state, numbers, room)
             check_room(all_prefixes, kv_size, ROOM_KV, state, numbers, room)
             if qo_indptr is not None:
                 check_tail(qo_indptr, request, qo_room, batch, TAIL_QO, state, numbers, room)
@@ -1726,13 +1738,11 @@ def acceptance_kernel(
 
 @triton.jit
 def commit_kernel(
-    nodes, num_accepted, src, dst, out_cache_loc, slot_table, slot_table_after,
-    changed,  # scratch [B, 2, CHANGES]
-    plan, state, numbers,
-    room, width, out_size, table_stride, after_stride, context, max_context,
-    WIDTH: tl.constexpr, MOVES: tl.constexpr, CHANGES: tl.constexpr, BLOCK: tl.constexpr,
+    nodes, num_accepted, src, dst, out_cache_loc, slot_table_after,
+    plan, state, numbers, room, width, out_size, after_stride, max_context,
+    WIDTH: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
-    """Check one request's commit: sources, destinations, order, and its slot table."""
+    """Check one request's commit: sources, destinations and order."""
     b = tl.program_id(0).to(tl.int64)
     if b >= tl.load(state + BATCH_SIZE):
         return
@@ -1815,44 +1825,59 @@ def commit_kernel(
             first_step = tl.min(tl.where(bad, step, WIDTH), axis=0)
             found = of(source, step == first_step)
             report(first_step < WIDTH, COMMIT_ORDER, b, 0, 0, found, state, numbers, room)
-    if slot_table is not None and slot_table_after is not None:
-        moved = tl.full([], NOWHERE, tl.int64)
-        total = tl.zeros([], tl.int64)
-        for begin in range(0, context, BLOCK):
-            entry = begin + tl.arange(0, BLOCK).to(tl.int64)
-            is_entry = entry < context
-            before = tl.load(
-                slot_table + row_offset(b, table_stride, entry), mask=is_entry, other=0
-            ).to(tl.int64)
-            after = tl.load(
-                slot_table_after + row_offset(b, after_stride, entry), mask=is_entry, other=0
-            ).to(tl.int64)
-            differs = is_entry & (before != after)
-            if tl.max(differs.to(tl.int32), axis=0) > 0:
-                in_prefix = differs & (entry < prefix_len) & knows_prefix
-                moved = tl.minimum(moved, tl.min(tl.where(in_prefix, entry, NOWHERE), axis=0))
-                into = total + tl.cumsum(differs.to(tl.int64), axis=0) - 1
-                kept = differs & (into < CHANGES)
-                tl.store(changed + row_offset(b, 2 * CHANGES, into), before, mask=kept)
-                tl.store(changed + row_offset(b, 2 * CHANGES, CHANGES + into), after, mask=kept)
-                total += tl.sum(differs.to(tl.int64), axis=0)
-        tl.debug_barrier()
-        if total > CHANGES:
-            tl.store(state + IS_DOUBTFUL, 1)
-        elif total > 0:
-            one = tl.arange(0, CHANGES)
-            is_one = one < total
-            old = tl.load(changed + row_offset(b, 2 * CHANGES, one), mask=is_one, other=0)
-            new = tl.load(changed + row_offset(b, 2 * CHANGES, CHANGES + one), mask=is_one, other=0)
-            pair = is_one[:, None] & is_one[None, :]
-            was = tl.sum((pair & (old[:, None] == old[None, :])).to(tl.int32), axis=1)
-            now = tl.sum((pair & (old[:, None] == new[None, :])).to(tl.int32), axis=1)
-            is_other = tl.max((is_one & (was != now)).to(tl.int32), axis=0) > 0
-            report(is_other, SLOT_PERMUTATION, b, 0, 0, 0, state, numbers, room)
-        if moved < NOWHERE:
-            was_at = tl.load(slot_table + row_offset(b, table_stride, moved)).to(tl.int64)
-            is_at = tl.load(slot_table_after + row_offset(b, after_stride, moved)).to(tl.int64)
-            report(True, PREFIX_KEPT, b, 0, was_at, is_at, state, numbers, room)
+
+
+@triton.jit
+def tables_kernel(
+    slot_table, slot_table_after,
+    changed,  # scratch [tables' rows, 2, CHANGES]
+    plan, state, numbers,
+    room, table_stride, after_stride, context,
+    CHANGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Hold one row of the slot table to its slots; rows behind the call's requests to theirs as well."""
+    b = tl.program_id(0).to(tl.int64)
+    is_mine = b < tl.load(state + BATCH_SIZE)
+    prefix_len = tl.load(plan + row_offset(PREFIX_LEN, room, b), mask=is_mine, other=0)
+    knows_prefix = tl.load(state + KNOWS_PREFIX) != 0
+    moved = tl.full([], NOWHERE, tl.int64)
+    total = tl.zeros([], tl.int64)
+    for begin in range(0, context, BLOCK):
+        entry = begin + tl.arange(0, BLOCK).to(tl.int64)
+        is_entry = entry < context
+        before = tl.load(
+            slot_table + row_offset(b, table_stride, entry), mask=is_entry, other=0
+        ).to(tl.int64)
+        after = tl.load(
+            slot_table_after + row_offset(b, after_stride, entry), mask=is_entry, other=0
+        ).to(tl.int64)
+        differs = is_entry & (before != after)
+        if tl.max(differs.to(tl.int32), axis=0) > 0:
+            in_prefix = differs & (entry < prefix_len) & knows_prefix
+            moved = tl.minimum(moved, tl.min(tl.where(in_prefix, entry, NOWHERE), axis=0))
+            into = total + tl.cumsum(differs.to(tl.int64), axis=0) - 1
+            kept = differs & (into < CHANGES)
+            tl.store(changed + row_offset(b, 2 * CHANGES, into), before, mask=kept)
+            tl.store(changed + row_offset(b, 2 * CHANGES, CHANGES + into), after, mask=kept)
+            total += tl.sum(differs.to(tl.int64), axis=0)
+    tl.debug_barrier()
+    if total > CHANGES:
+        tl.store(state + IS_DOUBTFUL, 1)
+    elif total > 0:
+        one = tl.arange(0, CHANGES)
+        is_one = one < total
+        old = tl.load(changed + row_offset(b, 2 * CHANGES, one), mask=is_one, other=0)
+        new = tl.load(changed + row_offset(b, 2 * CHANGES, CHANGES + one), mask=is_one, other=0)
+        pair = is_one[:, None] & is_one[None, :]
+        was = tl.sum((pair & (old[:, None] == old[None, :])).to(tl.int32), axis=1)
+        now = tl.sum((pair & (old[:, None] == new[None, :])).to(tl.int32), axis=1)
+        is_other = tl.max((is_one & (was != now)).to(tl.int32), axis=0) > 0
+        if is_other:
+            note(SLOT_PERMUTATION, b, 0, state)  # it has no numbers, and b may be past the room
+    if moved < NOWHERE:
+        was_at = tl.load(slot_table + row_offset(b, table_stride, moved)).to(tl.int64)
+        is_at = tl.load(slot_table_after + row_offset(b, after_stride, moved)).to(tl.int64)
+        report(True, PREFIX_KEPT, b, 0, was_at, is_at, state, numbers, room)
 
 
 # the record
@@ -1887,7 +1912,7 @@ def finish_kernel(
             site = row_of(key, 1 << 40)
             request = row_of(col_of(key, 1 << 40), 1 << 8)
             part = col_of(key, 1 << 8)
-            at = number_of(site, request, part, room)
+            at = number_of(site, tl.minimum(request, room), part, room)
             tl.store(record + SITE, site)
             tl.store(record + REQUEST, request)
             tl.store(record + EXPECTED, tl.load(numbers + at))

@@ -101,7 +101,6 @@ SITES = (
     Site("buffer_capacity", "input_ids", expected=False, of_call=True),
     Site("buffer_capacity", "num_rows", expected=False, of_call=True),
     Site("buffer_capacity", "target_ids", expected=False, of_call=True),
-    Site("buffer_capacity", "custom_mask", expected=False, of_call=True),
     Site("buffer_capacity", "kv_indices", expected=False, of_call=True),
     Site("stale_tail", "qo_indptr"),
     Site("stale_tail", "kv_indptr"),
@@ -129,13 +128,13 @@ SITES = (
 )
 
 BEFORE = {
-    "batch": "shapes",
+    "batch": "shapes (on the device, where buffers may hold fewer requests)",
     "tree_shape": "shapes",
     "rows": "shapes",
     "dtypes": "dtypes",
     "commit_once": "the number of commits before, which the host counts",
 }
-"""Invariants that nothing in a graph can change: the host evaluates them once, when the check is made."""
+"""What nothing in a graph can change: the host evaluates these invariants once, when the check is made."""
 
 
 def as_markdown() -> str:

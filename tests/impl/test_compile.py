@@ -63,5 +63,5 @@ def test_every_launch_of_a_check_compiles(capability: int) -> None:
     )
     assert run.returncode == 0, run.stderr
     kernels = json.loads(run.stdout)
-    assert len({kernel["name"] for kernel in kernels}) == 18
+    assert len({kernel["name"] for kernel in kernels}) == 19
     assert [k for k in kernels if k["stack"] > MAX_STACK] == []
