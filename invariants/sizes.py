@@ -21,6 +21,14 @@ from ddtree.invariants.claimed import index
 
 Lens = list[int]
 
+PER_REQUEST = (
+    "num_nodes", "token_ids", "parents", "depths", "scores", "q_lens", "prefix_lens",
+    "draft_log_probs", "root_token_ids", "nodes", "num_accepted", "bonus", "committed_lens", "src",
+    "dst", "emitted",
+)  # fmt: skip
+"""Fields of an entry a request."""
+INDPTRS = ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -97,21 +105,15 @@ def diffs(indptr: Tensor | None, batch: int) -> Lens | None:
 
 def batch_counts(call: Call) -> dict[str, int]:
     """Requests that each field speaks of, those with room for more apart."""
-    per_request = (
-        "num_nodes", "token_ids", "parents", "depths", "scores", "q_lens", "prefix_lens",
-        "draft_log_probs", "root_token_ids", "nodes", "num_accepted", "bonus", "committed_lens", "src",
-        "dst", "emitted",
-    )  # fmt: skip
     known = call.known()
-    counts = {name: int(known[name].shape[0]) for name in per_request if name in known}
+    counts = {name: int(known[name].shape[0]) for name in PER_REQUEST if name in known}
     return counts | ({"batch_size": call.batch_size} if call.batch_size is not None else {})
 
 
 def room_counts(call: Call) -> dict[str, int]:
     """Requests that each indptr and table has room for."""
     known = call.known()
-    names = ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")
-    room = {name: max(int(known[name].numel()) - 1, 0) for name in names if name in known}
+    room = {name: max(int(known[name].numel()) - 1, 0) for name in INDPTRS if name in known}
     return room | ({"bias": int(call.bias.shape[0])} if call.bias is not None else {})
 
 

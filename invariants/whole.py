@@ -10,6 +10,8 @@ from ddtree.invariants.call import Call
 from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.sizes import (
+    INDPTRS,
+    PER_REQUEST,
     Sizes,
     batch_counts,
     room_counts,
@@ -17,6 +19,9 @@ from ddtree.invariants.sizes import (
     total_rows,
 )
 from ddtree.invariants.violation import Violation
+
+SIDE_BY_SIDE = (("token_ids", "parents", "depths", "scores"), ("nodes", "src", "dst", "emitted"))
+"""Fields of one shape."""
 
 
 def batch(call: Call, sizes: Sizes) -> Iterator[Violation]:
@@ -60,7 +65,7 @@ def _by_field(values: Mapping[Any, object]) -> str:
 def tree_shape(call: Call, _: Sizes) -> Iterator[Violation]:
     """Compare the shapes of fields that are read side by side."""
     known = call.known()
-    for names in (("token_ids", "parents", "depths", "scores"), ("nodes", "src", "dst", "emitted")):
+    for names in SIDE_BY_SIDE:
         shapes = {name: list(known[name].shape) for name in names if name in known}
         first = next(iter(shapes.values()), [])
         for shape in shapes.values():
@@ -153,7 +158,7 @@ WHOLE = (
         "call",
         "All fields speak of the same number of requests.",
         "len(x_indptr) - 1 == B == len(num_nodes) == ...; under capture len(x_indptr) - 1 >= B",
-        ("qo_indptr|kv_indptr|mask_indptr|num_nodes|token_ids|nodes",),
+        ("|".join((*INDPTRS, "bias", *PER_REQUEST)),),
         batch,
     ),
     Invariant(
@@ -161,7 +166,7 @@ WHOLE = (
         "call",
         ("Fields that are read side by side have one shape, and each request has a root row."),
         "token_ids, parents, depths, scores: [B, Q]; nodes, src, dst, emitted: [B, H+1]",
-        ("token_ids|parents|depths|scores|nodes",),
+        ("|".join(SIDE_BY_SIDE[0] + SIDE_BY_SIDE[1]),),
         tree_shape,
     ),
     Invariant(

@@ -69,6 +69,19 @@ def flat(*changes: tuple[int, int], tail: int = 0) -> torch.Tensor:
     return mask
 
 
+TWO_TREES: dict[str, Any] = {
+    "parents": [[-1, 0], [-1, 0]], "num_nodes": [2, 2], "qo_indptr": [0, 2, 4],
+    "kv_indptr": [0, 0, 0],
+}  # fmt: skip
+"""Two requests of a root and its child, without a prefix."""
+
+
+def dense(*hidden: list[list[int]]) -> torch.Tensor:
+    """The additive mask of each request: -1 is hidden."""
+    lowest = torch.finfo(torch.float32).min
+    return torch.where(torch.tensor(hidden)[:, None] < 0, lowest, 0.0)
+
+
 CALLS: dict[tuple[str, str], Callable[[], Call]] = {
     ("batch", ""): lambda: call(num_nodes=[1], bonus=[1, 2]),
     ("tree_shape", ""): lambda: call(parents=[[-1, 0]], depths=[[0]]),
@@ -125,7 +138,7 @@ CALLS: dict[tuple[str, str], Callable[[], Call]] = {
     ("qo_indptr", "start"): lambda: call(qo_indptr=[1, 3]),
     ("qo_indptr", "step"): lambda: call(qo_indptr=[0, 3, 2]),
     ("qo_indptr", "width"): lambda: call(qo_indptr=[0, 3, 4], q_lens=[2, 2]),
-    ("qo_indptr", "end"): lambda: call(qo_indptr=[0, 3], num_rows=4, max_q_len=3),
+    ("qo_indptr", "end"): lambda: call(qo_indptr=[0, 3], q_lens=[3], num_rows=4),
     ("qo_indptr", "rows"): lambda: call(qo_indptr=[0, 3, 3]),
     ("max_q_len", ""): lambda: call(qo_indptr=[0, 3], max_q_len=2, is_captured=True),
     ("kv_indptr", "start"): lambda: call(kv_indptr=[1, 2]),
@@ -246,17 +259,38 @@ OF_OTHERS: dict[str, Callable[[], Call]] = {
     "rows of fewer": lambda: call(
         qo_indptr=[0, 3], kv_indptr=[0, 2, 4], mask_indptr=[0, 15, 30], is_captured=True
     ),
+    "a dense mask whose second request is spoiled": lambda: call(
+        **TWO_TREES, bias=dense([[0, -1], [0, 0]], [[0, -1], [-1, 0]])
+    ),
     "a dense mask of fewer": lambda: call(
         qo_indptr=[0, 1, 2], kv_indptr=[0, 0, 0], bias=torch.zeros(1, 1, 1, 1), is_captured=True
     ),
 }  # fmt: skip
 """Fields of more requests, or fewer, than their call."""
+UNTOLD: dict[str, Callable[[], Call]] = {
+    "a pool of many slots, of how many numbers each is not told": lambda: call(
+        qo_indptr=[0, 3], kv_pool_size=2**31 + 2, offset_bits=32
+    ),
+    "many rows, of how many logits each is not told": lambda: call(
+        qo_indptr=[0, 2**31 + 2], offset_bits=32
+    ),
+    "rows behind the widths that an eager call names": lambda: call(
+        q_lens=[2], positions=[0, 1, 9]
+    ),
+}  # fmt: skip
+"""Calls that lack what a comparison needs."""
 
 
 @pytest.mark.parametrize("name", OF_OTHERS)
 def test_fields_of_more_requests_and_of_fewer(name: str) -> None:
     """The device says of them what the checker says."""
     assert differences(name, OF_OTHERS[name]) == []
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_what_is_not_told_breaks_nothing(name: str) -> None:
+    """Device and checker are silent."""
+    assert differences(name, UNTOLD[name]) == [] == violations(UNTOLD[name]())
 
 
 def is_number(value: object, site: Site) -> bool:

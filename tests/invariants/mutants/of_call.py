@@ -47,6 +47,27 @@ CALL = [
     ),
     Mutant(
         "batch",
+        "one request's accepted nodes beside two requests' lengths, without a layout",
+        lambda: Call(
+            num_accepted=torch.tensor([2]),
+            prefix_lens=torch.tensor([2, 3]),
+            committed_lens=torch.tensor([4, 5]),
+        ),
+        None,
+        2,
+        1,
+        "num_accepted is of another batch",
+    ),
+    Mutant(
+        "tree_shape",
+        "moves of two steps from places of one",
+        lambda: Call(src=torch.tensor([[1]]), dst=torch.tensor([[1, 2]])),
+        None,
+        None,
+        None,
+    ),
+    Mutant(
+        "batch",
         "trees of no request beside a layout of two",
         lambda: replace(
             Call.of(*verify([5, 3], 4)),
