@@ -23,9 +23,12 @@ def num_nodes(call: Call, _: Sizes) -> Iterator[Violation]:
     """Count against the rows of the tree."""
     assert call.num_nodes is not None
     padded = next((t for t in (call.token_ids, call.parents) if t is not None), None)
-    most = call.num_nodes.max() if padded is None else padded.shape[1]
-    for b in ((call.num_nodes < 1) | (call.num_nodes > most)).nonzero().flatten().tolist():
-        yield Violation(b, f"1 to {int(most)}", int(call.num_nodes[b]), "the root counts")
+    bad, right = call.num_nodes < 1, "at least 1"
+    if padded is not None:
+        most = padded.shape[1]
+        bad, right = bad | (call.num_nodes > most), f"1 to {most}"
+    for b in bad.nonzero().flatten().tolist():
+        yield Violation(b, right, int(call.num_nodes[b]), "the root counts")
 
 
 def budget(call: Call, _: Sizes) -> Iterator[Violation]:

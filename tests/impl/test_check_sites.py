@@ -181,7 +181,7 @@ CALLS: dict[tuple[str, str], Callable[[], Call]] = {
         words=torch.tensor([[1], [3], [7]], dtype=INT32),
     ),
     ("prefix_visible", ""): lambda: call(
-        qo_indptr=[0, 3], kv_indptr=[0, 2], custom_mask=flat((1, 0)), num_rows=3
+        qo_indptr=[0, 3], kv_indptr=[0, 2], custom_mask=flat((1, 0)), max_q_len=3
     ),
     ("padding_invisible", ""): lambda: call(
         **TREE, qo_indptr=[0, 3], words=torch.tensor([[1], [7], [4]], dtype=INT32)
@@ -273,6 +273,9 @@ UNTOLD: dict[str, Callable[[], Call]] = {
     ),
     "many rows, of how many logits each is not told": lambda: call(
         qo_indptr=[0, 2**31 + 2], offset_bits=32
+    ),
+    "forty requests in fixed buffers, without a prefix's indptr": lambda: call(
+        qo_indptr=list(range(41)), is_captured=True
     ),
     "rows behind the widths that an eager call names": lambda: call(
         q_lens=[2], positions=[0, 1, 9]

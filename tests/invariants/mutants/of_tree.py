@@ -51,6 +51,14 @@ _BEST = int(field(whole_round(), "token_ids")[0, 1])
 # The whole round: prefixes [5, 3], budget 16, 13 nodes in 17 rows each, accepted rows scattered.
 TREE = [
     Mutant("num_nodes", "a tree without its root", spoil("num_nodes", 1, 0), 1, "1 to 17", 0),
+    Mutant(
+        "num_nodes",
+        "a count of no node, alone",
+        lambda: Call(num_nodes=torch.tensor([2, 0])),
+        1,
+        "at least 1",
+        0,
+    ),
     Mutant("num_nodes", "more nodes than rows", spoil("num_nodes", 0, 18), 0, "1 to 17", 18),
     Mutant("budget", "a node over the budget", swap(budget=11), 0, "at most 12", 13),
     Mutant("root", "a root with a parent", spoil("parents", (1, 0), 0), 1, -1, 0),
