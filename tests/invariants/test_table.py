@@ -50,7 +50,7 @@ CLEAN: dict[str, Callable[[], Call]] = {
         qo_indptr=indptr([]), kv_indptr=indptr([]), mask_indptr=indptr([]), max_q_len=0
     ),
     "trees of no request in fixed buffers, their counts alone": lambda: Call(
-        mask_indptr=indptr([0, 0]), num_nodes=torch.zeros(0, dtype=torch.int32), is_captured=True
+        qo_indptr=indptr([0, 0]), num_nodes=torch.zeros(0, dtype=torch.int32), is_captured=True
     ),
     "fixed buffers of idle requests": lambda: Call(
         qo_indptr=indptr([0, 0]),
