@@ -41,6 +41,12 @@ class Counts:
         with self._lock:
             return dict(self._counts[name])
 
+    def __repr__(self) -> str:
+        """All counts, by name and labels."""
+        with self._lock:
+            told = {name: dict(counts) for name, counts in self._counts.items() if counts}
+        return f"Counts({told})"
+
     def after_fork(self) -> None:
         """Begin anew in a child process: its lock may have been held by a thread that it does not have."""
         self._lock = threading.Lock()

@@ -229,6 +229,16 @@ _KINDS: dict[str, tuple[str, Callable[[torch.dtype], bool]]] = {
 }
 
 
+# of what describes the engine; what a call claims about itself is for the invariants to judge
+_LEAST = {
+    "batch_size": 0,
+    "kv_pool_size": 0,
+    "slot_stride": 1,
+    "vocab_size": 1,
+    "commits_before": 0,
+}
+
+
 def _accept(spec: "Field[Any]", value: Any) -> Any:
     """Refuse a field that no invariant could read: the wrong kind, dtype or number of axes."""
     name, kind, ndim = spec.name, spec.metadata["kind"], spec.metadata["ndim"]
@@ -246,7 +256,9 @@ def _accept(spec: "Field[Any]", value: Any) -> Any:
             value = value.item()
         require(isinstance(value, int), f"{name} is {value!r}; expected an integer")
         require(kind != "flag" or value in {0, 1}, f"{name} is {value}; expected 0 or 1")
-        require(name != "batch_size" or value >= 0, f"{name} is {value}; the least is 0")
+        least = _LEAST.get(name)
+        require(least is None or value >= least, f"{name} is {value}; the least is {least}")
+        require(name != "offset_bits" or value in {32, 64}, f"{name} is {value}; expected 32 or 64")
         return bool(value) if kind == "flag" else int(value)
     require(isinstance(value, Tensor), f"{name} is a {type(value).__name__}; expected a tensor")
     wanted, right = _KINDS[kind]

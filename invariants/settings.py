@@ -94,6 +94,7 @@ def settings(
     )
     seconds = _number("poll", poll, f"{VARIABLE}_POLL", told("POLL"))
     require(seconds is None or seconds > 0, f"poll is {seconds}; seconds, above 0")
+    require(trap is None or isinstance(trap, bool), f"trap is {trap!r}; expected True or False")
     word = (told("TRAP") or "").lower()
     require(
         word in _ON + _OFF,

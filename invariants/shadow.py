@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 
 from ddtree.invariants.violation import InvariantViolation
+from ddtree.spec import index
 from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.contracts import DenseMask, FlatMask, PackedMask, VerifyLayout
+from ddtree.spec.contracts import (
+    DenseMask,
+    FlatMask,
+    PackedMask,
+    PrefixLen,
+    QLen,
+    VerifyLayout,
+)
 from ddtree.spec.errors import InputError
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -100,10 +108,25 @@ def _cut(value: Any, layout: VerifyLayout | None) -> Any:
         return value
     match value:
         case FlatMask():
-            return FlatMask(value.allowed[: int(layout.mask_indptr[-1])])
+            return FlatMask(value.allowed[: _read(layout, layout.mask_indptr, index.mask_len)])
         case PackedMask():
-            return replace(value, packed=value.packed[: int(value.byte_indptr[-1])])
+            end = _read(
+                layout, value.byte_indptr, lambda p, q: index.packed_len(index.mask_len(p, q))
+            )
+            return replace(value, packed=value.packed[:end])
     return value
+
+
+def _read(layout: VerifyLayout, starts: Tensor, length: Callable[[PrefixLen, QLen], int]) -> int:
+    """Entries of a mask that a call may read: to where its last segment is said to end, or does end.
+
+    In a sound call both are the same; a faulty one must come to the reference as it was.
+    """
+    told: list[int] = starts.tolist()
+    sizes = zip(
+        told, layout.kv_indptr.diff().tolist(), layout.qo_indptr.diff().tolist(), strict=False
+    )
+    return max(told[-1], *(start + length(PrefixLen(p), QLen(q)) for start, p, q in sizes))
 
 
 def copied(value: Any, device: str | torch.device = "cpu") -> Any:

@@ -89,6 +89,10 @@ def require_tokens(token_ids: Tensor, vocab_size: int, held: int, room: int) -> 
     Raises:
         InputError: with the numbers.
     """
+    require(
+        isinstance(token_ids, Tensor),
+        f"token_ids is a {type(token_ids).__name__}; expected a tensor of token ids",
+    )
     require(token_ids.numel() >= 1, "the prompt is empty; at least one token is needed")
     low, high = int(token_ids.min()), int(token_ids.max())
     require(

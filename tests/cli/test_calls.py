@@ -14,7 +14,7 @@ import torch
 from ddtree.cli.app import app
 from ddtree.invariants import Call, debug, load
 from ddtree.invariants.recorded import record
-from ddtree.spec import InputError, convert_mask
+from ddtree.spec import InputError, convert_mask, verify_attention
 from tests.cli.conftest import Run
 from tests.invariants.calls import verify
 
@@ -221,6 +221,21 @@ def test_a_call_that_the_kernels_refuse_is_run_by_the_reference(run: Run, tmp_pa
     )
     told = json.loads(run("replay", file, "--json").stdout)
     assert (told["same"], list(told["reference"])) == (False, ["result[0]"])
+
+
+def test_a_call_with_the_founding_bug_is_run_again(run: Run, tmp_path: Path) -> None:
+    """The end that mask_indptr claims cuts nothing off that the rows read: both run it, and agree."""
+    _, layout, mask = verify([5], 10, 3)
+    rows = layout.positions.numel()
+    wrong = replace(layout, mask_indptr=torch.tensor([0, 8 * 13]))
+    query, key, pool = torch.randn(rows, 2, 64), torch.randn(rows, 1, 64), torch.randn(400, 1, 64)
+    with debug(action="dump", dump_dir=tmp_path):
+        verify_attention(query, key, key, pool, pool, wrong, mask)
+    (file,) = tmp_path.iterdir()
+    assert "mask_len" in file.name
+    result = run("replay", file)
+    assert result.exit_code == 0, result.stderr
+    assert "reference and kernels (Triton's interpreter) give the same" in result.stdout
 
 
 def test_what_is_no_call_is_not_sent_from_verb_to_verb(run: Run, tmp_path: Path) -> None:

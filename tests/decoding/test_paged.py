@@ -365,6 +365,8 @@ def test_pages_are_counted() -> None:
         target.prefill(-1, prompt(3))
     with pytest.raises(InputError, match="request is 2; the most is 1"):
         target.prefill(2, prompt(3))
+    with pytest.raises(InputError, match="token_ids is a list; expected a tensor of token ids"):
+        target.prefill(0, [1, 2])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="reserve is 41; the most is 40"):
         target.prefill(0, prompt(3), reserve=41)
     with pytest.raises(InputError, match="0 entries and 21 tokens more make 21; the context holds"):

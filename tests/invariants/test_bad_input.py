@@ -20,6 +20,9 @@ CASES: dict[str, Callable[[], object]] = {
     "a Tensor is no part of a captured call": lambda: check(mask=MASK.allowed),  # type: ignore[arg-type]
     "budget is 'a'; expected an integer": lambda: check(budget="a"),
     "batch_size is -1; the least is 0": lambda: check(batch_size=-1, num_rows=3),
+    "slot_stride is -1; the least is 1": lambda: check(slot_stride=-1, num_rows=3),
+    "kv_pool_size is -5; the least is 0": lambda: check(kv_pool_size=-5, num_rows=3),
+    "offset_bits is 7; expected 32 or 64": lambda: check(offset_bits=7, num_rows=3),
     "there is nothing to check": check,
 }
 

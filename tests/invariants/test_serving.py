@@ -189,6 +189,14 @@ def test_a_dump_holds_the_call_and_the_function(tmp_path: Path) -> None:
     assert recorded.arguments["layout"].max_q_len == 17
 
 
+def test_counts_show_themselves() -> None:
+    """Printed, the counts say what was counted, by name and labels."""
+    with debug():
+        _, layout, mask = verify([5], 4)
+        convert_mask(mask, layout, "packed")
+    assert "'calls': {" in repr(counts) and "('convert_mask', 'full'): " in repr(counts)
+
+
 def test_dumps_end_at_their_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server that is broken at every call does not fill its disk; a folder that fails does not stop it."""
     _, layout, mask = verify([5, 3], 7)
@@ -242,6 +250,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({"action": "raise,shout"}, {}, "action is 'shout'; known are raise, log, count, dump"),
     ({"sample": 2}, {}, "sample is 2.0; it is a fraction"),
     ({"poll": 0}, {}, "poll is 0"),
+    ({"trap": "x"}, {}, "trap is 'x'; expected True or False"),
     ({"max_dumps": -1}, {}, "max_dumps is -1.0; a whole number of files, from 0"),
     ({}, {"DDTREE_DEBUG_MAX_DUMPS": "-3"}, "max_dumps is -3.0; a whole number of files"),
     ({}, {"DDTREE_DEBUG_MAX_DUMPS": "2.5"}, "max_dumps is 2.5; a whole number of files"),
