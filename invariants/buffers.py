@@ -36,7 +36,7 @@ def buffer_capacity(call: Call, sizes: Sizes) -> Iterator[Violation]:
             if name == "custom_mask":
                 hint = diagnosis.capacity(size, sizes)
             elif name != "kv_indices":
-                hint = diagnosis.row_capacity(size, room, sizes)
+                hint = diagnosis.row_capacity(call, size, room, sizes)
             has = f"is {size}" if name == "num_rows" else f"has {size} entries"
             yield Violation(
                 None,

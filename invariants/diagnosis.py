@@ -17,7 +17,12 @@ from ddtree.invariants.sizes import (
     Sizes,
     counted_alone,
     diffs,
+    mask_fits,
+    packed_widths,
     prefixes_of_segments,
+    prefixes_told,
+    rows_told,
+    uniform_width,
     width_attested,
     width_of_segment,
     window_of,
@@ -38,6 +43,8 @@ def width_elsewhere(call: Call, sizes: Sizes, widths: Sequence[int | None]) -> s
         return ""
     if not width_attested(call, sizes):  # two indptrs disagree, and either may be the wrong one
         return ""
+    if contested := _contested_width(call, sizes, width):
+        return contested
     q_lens = sorted(set(sizes.q_lens))
     if counted_alone(call, sizes):
         return (
@@ -50,6 +57,22 @@ def width_elsewhere(call: Call, sizes: Sizes, widths: Sequence[int | None]) -> s
     return f"every segment fits width {width}; this call's {of_call}: the width came from {source}{short}"
 
 
+def _contested_width(call: Call, sizes: Sizes, width: int) -> str:
+    """The mask itself has that width, and nothing but ``qo_indptr`` speaks for another."""
+    own = diffs(call.qo_indptr, sizes.batch)
+    alike = [width] * sizes.batch
+    if (
+        rows_told(call)
+        or own != sizes.q_lens
+        or not mask_fits(call, alike, sizes.prefix_lens or [])
+    ):
+        return ""
+    return (
+        f"every segment and the mask itself fit width {width}, qo_indptr says {own}: the one or the other "
+        "is not of this call"
+    )
+
+
 def mask_segments(call: Call, sizes: Sizes) -> str:
     """Explain the lengths of ``mask_indptr``'s segments: another width, or another prefix."""
     found = diffs(call.mask_indptr, sizes.batch)
@@ -57,6 +80,8 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
         return ""
     widths = [width_of_segment(s, p) for s, p in zip(found, sizes.prefix_lens, strict=True)]
     width = width_elsewhere(call, sizes, widths)
+    if widths[0] is not None and width and _contested_width(call, sizes, widths[0]):
+        return width
     seen_elsewhere = call.max_q_len == widths[0] or diffs(call.qo_indptr, sizes.batch) == widths
     if width and seen_elsewhere:
         return width
@@ -64,6 +89,7 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     if call.max_q_len in half and call.max_q_len not in sizes.q_lens:
         return half[call.max_q_len]
     columns, other_prefix = _columns(found, sizes), _other_prefix(call, sizes)
+    other_prefix = other_prefix or _contested_prefix(call, sizes)
     causes = [
         cause
         for cause in (
@@ -184,6 +210,20 @@ def _other_prefix(call: Call, sizes: Sizes) -> str:
     sources = {"kv_indptr's": diffs(call.kv_indptr, sizes.batch), "the roots' positions": rooted}
     told = [name for name, lens in sources.items() if lens == prefixes]
     return f"{fit}{prefixes} are {' and '.join(told)}" if told else ""
+
+
+def _contested_prefix(call: Call, sizes: Sizes) -> str:
+    """The mask itself has other prefixes' columns, and nothing but ``kv_indptr`` speaks for its own."""
+    q_lens, own = sizes.q_lens or [], sizes.prefix_lens or []
+    prefixes = prefixes_of_segments(call, q_lens)
+    if prefixes is None or prefixes == own or not mask_fits(call, q_lens, prefixes):
+        return ""
+    if prefixes_told(call, sizes):
+        return ""
+    return (
+        f"the segments and the mask itself fit prefix lengths {prefixes}, kv_indptr says {own}: the one or "
+        "the other is not of this call"
+    )
 
 
 def _unknown_prefix(call: Call, sizes: Sizes) -> str:
@@ -434,37 +474,70 @@ def reversed_bits(packed: Tensor) -> Tensor:
     return (spread.flip(1) << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8)
 
 
-def packed_segments(call: Call, sizes: Sizes, found: Sequence[int]) -> str:
-    """One width explains every byte segment, and it is not this call's; or bits were counted."""
-    if list(found) == sizes.mask_lens and any(found):
-        return "every segment is the number of its bits: bits where bytes belong"
-    prefixes = sizes.prefix_lens or []
-    fitting = [_packed_widths(n, p) for n, p in zip(found, prefixes, strict=True)]
-    common = set.intersection(*fitting) if fitting else set()
-    return width_elsewhere(call, sizes, [*common]) if len(common) == 1 else ""
+def packed_segments(call: Call, sizes: Sizes, found: Sequence[int]) -> list[str]:
+    """Explain all byte segments together: by a width, by bits, by rows or columns of another number."""
+    lens = list(zip(found, sizes.prefix_lens or [], sizes.q_lens or [], strict=True))
+    if not lens or any(q < 1 for *_, q in lens):
+        return []
+    right = [index.packed_len(bits) for bits in sizes.mask_lens or []]
+    if list(found) == right:
+        return []
+    common = set.intersection(*(packed_widths(n, p) for n, p, _ in lens))
+    elsewhere = width_elsewhere(call, sizes, [*common]) if len(common) == 1 else ""
+    rows = set.intersection(*(_counts(n, p + q) for n, p, q in lens))
+    columns = set.intersection(*({p + q - c for c in _counts(n, q)} for n, p, q in lens))
+    floor = list(found) == [bits // 8 for bits in sizes.mask_lens or []]
+    causes = [
+        elsewhere,
+        "every segment is the number of its bits: bits where bytes belong"
+        if list(found) == sizes.mask_lens
+        else "",
+        "every segment is its bits // 8: bytes go by (bits + 7) // 8" if floor else "",
+        f"every segment holds {_either(rows)} rows of prefix_len + q_len columns: the rows are not of this "
+        "call's q_len"
+        if rows
+        else "",
+        _packed_columns(lens, columns),
+    ]
+    return [cause for cause in causes if cause]
 
 
-def _packed_widths(found: int, prefix_len: int) -> set[int]:
-    """Every width whose packed segment over this prefix has ``found`` bytes."""
-    widths: set[int] = set()
-    width = 1
-    while (size := index.packed_len(index.mask_len(prefix_len, width))) <= found:
-        widths |= {width} if size == found else set()
-        width += 1
-    return widths
+def _counts(found: int, step: int) -> set[int]:
+    """Every n whose ``n * step`` bits take ``found`` bytes."""
+    least, most = (8 * found - 8) // step + 1, 8 * found // step
+    return set(range(max(least, 1), most + 1))
 
 
-def packed_columns(found: int, q_len: int, kv_len: int) -> str:
-    """The only row width that a packed segment of ``found`` bytes holds ``q_len`` rows of.
+def _either(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
 
-    A row has the tree's columns at least.
-    """
-    columns = 8 * found // q_len if q_len else 0
-    fits = columns >= q_len and index.packed_len(q_len * columns) == found
-    only = fits and index.packed_len(q_len * (columns - 1)) != found
-    if not only or columns == kv_len:
+
+def _packed_columns(lens: Sequence[tuple[int, int, int]], lacking: set[int]) -> str:
+    """Rows that lack equally many columns in every request; a row has the tree's columns at least."""
+    lacking = {n for n in lacking if all(n <= p for _, p, _ in lens)}
+    if len(lacking) != 1:
         return ""
-    return f"{found} bytes hold {q_len} rows of {columns} columns; a row has prefix_len + q_len = {kv_len}"
+    (lack,) = lacking
+    found, prefix_len, q_len = next(
+        entry for entry in lens if entry[0] != index.packed_len(index.mask_len(*entry[1:]))
+    )
+    columns = index.kv_len(prefix_len, q_len)
+    held = f"{found} bytes hold {q_len} rows of {columns - lack} columns"
+    return f"{held}; a row has prefix_len + q_len = {columns}"
+
+
+def whole_mask(call: Call, sizes: Sizes, size: int) -> str:
+    """Explain the length of a flat mask: the width of a whole call, or a part that is not there.
+
+    Where ``mask_indptr`` ends with the mask, its segments must have that width too.
+    """
+    prefix_lens = sizes.prefix_lens or []
+    width = None if call.is_captured else uniform_width(size, prefix_lens)
+    segments = diffs(call.mask_indptr, sizes.batch)
+    if width and segments is not None and sum(segments) == size:
+        known = [index.mask_len(p, width) for p in prefix_lens]
+        width = width if segments == known else None
+    return width_elsewhere(call, sizes, [width]) or capacity(size, sizes)
 
 
 def capacity(size: int, sizes: Sizes) -> str:
@@ -490,15 +563,18 @@ def capacity(size: int, sizes: Sizes) -> str:
     return "; or: ".join(text for text, fits in causes.items() if fits)
 
 
-def row_capacity(size: int, room: int, sizes: Sizes) -> str:
+def row_capacity(call: Call, size: int, room: int, sizes: Sizes) -> str:
     """The rows that a buffer holds for each request are fewer than this call's q_len."""
     most = max(sizes.q_lens or [], default=0)
     if room < 1 or size % room or size // room >= most:
         return ""
-    return (
+    sized = (
         f"the buffer has {size // room} rows for each of {room} requests; this call's "
         f"q_len is {most}: it was sized by another width than the largest budget + 1"
     )
+    if width_attested(call, sizes):
+        return sized
+    return f"{sized}; or: qo_indptr is of another width than this call's"
 
 
 def slots(found: Tensor, table: Tensor, first: int, depths: Tensor | None = None) -> str:

@@ -13,7 +13,7 @@ from ddtree.invariants.call import Call
 from ddtree.invariants.claimed import index
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.layout import real_rows
-from ddtree.invariants.sizes import Sizes, ancestors, diffs, tree_rows, uniform_width
+from ddtree.invariants.sizes import Sizes, ancestors, diffs, tree_rows
 from ddtree.invariants.violation import Violation
 
 MASKS = "custom_mask|packed|bias|words"
@@ -364,13 +364,11 @@ def packed_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
         found = [held] if sizes.batch == 1 and not has_room else expected
     else:
         found = diffs(call.byte_indptr, sizes.batch) or []
-    configured = diagnosis.packed_segments(call, sizes, found)
+    hint = "; or: ".join(diagnosis.packed_segments(call, sizes, found))
     for b, (have, want) in enumerate(zip(found, expected, strict=True)):
         if have != want:
             prefix_len, q_len = (sizes.prefix_lens or [])[b], (sizes.q_lens or [])[b]
             numbers = f"({q_len} * ({prefix_len} + {q_len}) + 7) // 8 = {want}"
-            columns = diagnosis.packed_columns(have, q_len, index.kv_len(prefix_len, q_len))
-            hint = "; or: ".join(cause for cause in (configured, columns) if cause)
             yield Violation(b, want, have, numbers, hint)
     ends = list(accumulate(found))
     if ends and (
@@ -428,8 +426,7 @@ def flat_len(call: Call, sizes: Sizes) -> Iterator[Violation]:
     found, expected = call.custom_mask.numel(), sizes.mask_starts[-1]
     if found == expected or (call.is_captured and found >= expected):
         return
-    width = None if call.is_captured else uniform_width(found, sizes.prefix_lens or [])
-    hint = diagnosis.width_elsewhere(call, sizes, [width]) or diagnosis.capacity(found, sizes)
+    hint = diagnosis.whole_mask(call, sizes, found)
     sums = " + ".join(
         f"{q} * ({p} + {q})"
         for p, q in zip((sizes.prefix_lens or [])[:4], (sizes.q_lens or [])[:4], strict=True)

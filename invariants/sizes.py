@@ -8,7 +8,7 @@ prefix lengths are ``kv_indptr``'s in the same way.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isqrt
@@ -266,6 +266,7 @@ def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
         diffs(call.mask_indptr, len(widths)) == segments,
         diffs(call.byte_indptr, len(widths)) == packed,
         prefixes != found and _slots_are(call, sum(prefixes), sum(found)),
+        prefixes != found and not _lists(call, sum(found)) and _mask_is(call, widths, prefixes),
         prefixes == [kv - q for kv, q in zip(found, widths, strict=True)]
         and _ends_in_tree(call, widths),
     )
@@ -282,6 +283,12 @@ def _slots_are(call: Call, entries: int, claimed: int) -> bool:
     if call.kv_indices is None or call.is_captured:
         return False
     return call.kv_indices.numel() == entries < claimed
+
+
+def _lists(call: Call, entries: int) -> bool:
+    """Whether an eager call lists just ``entries`` slots."""
+    slots = None if call.is_captured else call.kv_indices
+    return slots is not None and slots.numel() == entries
 
 
 def _ends_in_tree(call: Call, widths: Lens) -> bool:
@@ -312,10 +319,12 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     if asked is not None:
         return asked
     own = diffs(call.qo_indptr, batch)
-    if own and own == _by_segments(call, batch, prefix_lens) and written_rows(call) == sum(own):
+    starts = _by_starts(call, own, prefix_lens)
+    alike = own == _by_segments(call, batch, prefix_lens) and written_rows(call) == sum(own or [])
+    if own and alike and starts in (None, own):
         return own  # a node count that asks for more rows is then the wrong one
     possible: list[Lens] = []
-    for widths in _candidates(call, batch, prefix_lens, own):
+    for widths in _candidates(call, batch, prefix_lens, own, starts):
         if widths not in possible and _bears_out(call, widths):
             possible.append(widths)
     if not possible:
@@ -329,7 +338,7 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
 
 
 def _candidates(
-    call: Call, batch: int, prefix_lens: Lens | None, own: Lens | None
+    call: Call, batch: int, prefix_lens: Lens | None, own: Lens | None, starts: Lens | None
 ) -> Iterator[Lens]:
     """Widths that some field speaks for, the most trusted first."""
     if batch == 0:
@@ -337,9 +346,10 @@ def _candidates(
     total = total_rows(call)
     by_mask = _by_segments(call, batch, prefix_lens)
     if own is not None and prefix_lens is not None:
-        yield from _by_written(call, own, by_mask, prefix_lens)
-    if own and by_mask and written_rows(call) == sum(by_mask) != sum(own):
-        yield by_mask
+        yield from _by_written(call, own, [by_mask, starts], prefix_lens)
+    for widths in (by_mask, starts):
+        if own and widths and written_rows(call) == sum(widths) != sum(own):
+            yield widths
     if own is not None and own == by_mask and total is None:
         by_length = _by_length(call, Sizes(batch, own, prefix_lens))
         if by_length is not None:
@@ -352,11 +362,8 @@ def _candidates(
     rows = written_rows(call) if total is None else total
     if nodes is not None and rows == sum(nodes):  # ragged, without padding
         yield nodes
-    refuted = own is None or not _bears_out(call, own)
-    if refuted and rows is not None and prefix_lens is not None:
-        starts = _by_starts(call, prefix_lens, rows)
-        if starts is not None:
-            yield starts
+    if starts is not None:
+        yield starts
     if total and total % batch == 0:
         alike = [total // batch] * batch
         if _no_other(call, alike, prefix_lens) or (own and _may_be(call, alike, own, prefix_lens)):
@@ -398,11 +405,23 @@ def counted_alone(call: Call, sizes: Sizes) -> bool:
         return False
     if tree is not None and tree.shape[1] == widths[0]:
         return False
-    by_starts = None if sizes.prefix_lens is None else _by_starts(call, sizes.prefix_lens, total)
+    by_starts = None if sizes.prefix_lens is None else _begun(call, sizes.prefix_lens, total)
     return by_starts != widths and not _no_other(call, widths, sizes.prefix_lens)
 
 
-def _by_starts(call: Call, prefix_lens: Lens, rows: int) -> Lens | None:
+def _by_starts(call: Call, own: Lens | None, prefix_lens: Lens | None) -> Lens | None:
+    """Widths that the positions tell where the claimed ones cannot be right or begin elsewhere than they."""
+    total = total_rows(call)
+    rows = written_rows(call) if total is None else total
+    if rows is None or prefix_lens is None:
+        return None
+    may_be = own is not None and _bears_out(call, own)
+    if may_be and own and (min(own) < 1 or _by_roots(call, own) == prefix_lens):
+        return None
+    return _begun(call, prefix_lens, rows)
+
+
+def _begun(call: Call, prefix_lens: Lens, rows: int) -> Lens | None:
     """The only widths with which every request begins at its root's position; None where more do.
 
     A real row is at most one deeper than the deepest before it; behind them may come padding, at the root's
@@ -474,23 +493,87 @@ def _by_length(call: Call, claimed: Sizes) -> Lens | None:
     return None if width is None or length == claimed.mask_starts[-1] else [width] * claimed.batch
 
 
-def _by_written(call: Call, own: Lens, by_mask: Lens | None, prefix_lens: Lens) -> Iterator[Lens]:
-    """Widths that fixed buffers' mask was written with.
+def _by_written(
+    call: Call, own: Lens, others: Sequence[Lens | None], prefix_lens: Lens
+) -> Iterator[Lens]:
+    """Widths that the mask was written with, where it makes sense with those and none with the claimed ones.
 
-    Every row sees itself, so the last True entry ends the mask that was written. It counts only where
-    the mask makes sense with those widths and makes none with the claimed ones.
+    Every row sees itself, so in fixed buffers the last True entry ends the mask that was written. An eager
+    mask must fill its segments; those alone decide where ``max_q_len`` is not of the claimed widths.
     """
-    if not call.is_captured or call.custom_mask is None:
+    mask = call.custom_mask
+    if not call.is_captured:
+        by_mask, *by_rows = others
+        by_mask = _by_bytes(call, prefix_lens) if mask is None else by_mask
+        if call.max_q_len == max(own, default=0) != max(by_mask or own, default=0):
+            by_mask = None
+        for widths in (by_mask, *by_rows):
+            if widths and widths != own and _mask_is(call, widths, prefix_lens):
+                yield widths
         return
-    if _mask_sound(call.custom_mask, own, prefix_lens):
+    if mask is None or _mask_sound(mask, own, prefix_lens):
         return
-    written = call.custom_mask.nonzero()
+    written = mask.nonzero()
     width = uniform_width(int(written[-1]) + 1 if written.numel() else 0, prefix_lens)
-    if call.custom_mask.numel() < Sizes(len(own), own, prefix_lens).mask_starts[-1]:
+    if mask.numel() < Sizes(len(own), own, prefix_lens).mask_starts[-1]:
         width = None  # a buffer that is too small holds no whole mask
-    for widths in ([width] * len(prefix_lens) if width else None, by_mask):
-        if widths is not None and _mask_sound(call.custom_mask, widths, prefix_lens):
+    for widths in ([width] * len(prefix_lens) if width else None, *others):
+        if widths is not None and _mask_sound(mask, widths, prefix_lens):
             yield widths
+
+
+def _by_bytes(call: Call, prefix_lens: Lens) -> Lens | None:
+    """The only width, alike in all requests, that the segments of ``byte_indptr`` fit."""
+    found = diffs(call.byte_indptr, len(prefix_lens))
+    if found is None or min(prefix_lens, default=-1) < 0:
+        return None
+    fitting = [packed_widths(n, p) for n, p in zip(found, prefix_lens, strict=True)]
+    common = set.intersection(*fitting)
+    return [*common] * len(found) if len(common) == 1 else None
+
+
+def packed_widths(found: int, prefix_len: int) -> set[int]:
+    """Every width whose packed segment over this prefix has ``found`` bytes."""
+    widths: set[int] = set()
+    width = 1
+    while (size := index.packed_len(index.mask_len(prefix_len, width))) <= found:
+        widths |= {width} if size == found else set()
+        width += 1
+    return widths
+
+
+def _mask_is(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
+    """Whether the mask has just these segments, and makes sense with them; fixed buffers may be longer."""
+    mask = (
+        call.custom_mask if call.custom_mask is not None else _unpacked(call, widths, prefix_lens)
+    )
+    if mask is None or min(prefix_lens, default=0) < 0:
+        return False
+    end = Sizes(len(widths), widths, prefix_lens).mask_starts[-1]
+    whole = bool(call.is_captured) or mask.numel() == end
+    return whole and _mask_sound(mask, widths, prefix_lens)
+
+
+def _unpacked(call: Call, widths: Lens, prefix_lens: Lens) -> Tensor | None:
+    """The packed mask as a flat one of these sizes; None where it does not end with them."""
+    segments = [index.mask_len(p, q) for p, q in zip(prefix_lens, widths, strict=True)]
+    sizes = [index.packed_len(bits) for bits in segments]
+    if call.packed is None or call.packed.numel() != sum(sizes):
+        return None
+    bits = (call.packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    parts = [part.flatten()[:n] for part, n in zip(bits.split(sizes), segments, strict=True)]
+    return torch.cat(parts).bool()
+
+
+def mask_fits(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
+    """Whether an eager mask has just so many entries or bytes."""
+    if call.is_captured or min(*widths, *prefix_lens, 0) < 0:
+        return False
+    segments = [index.mask_len(p, q) for p, q in zip(prefix_lens, widths, strict=True)]
+    if call.custom_mask is not None:
+        return bool(call.custom_mask.numel() == sum(segments))
+    packed: int = sum(index.packed_len(bits) for bits in segments)
+    return call.packed is not None and call.packed.numel() == packed
 
 
 def written_rows(call: Call) -> int | None:
@@ -507,6 +590,19 @@ def written_rows(call: Call) -> int | None:
     if not slots.numel() or not positions.numel() or slots[-1] != positions[-1]:
         return None
     return int(slots[-1]) + 1
+
+
+def rows_told(call: Call) -> bool:
+    """Whether something beside ``qo_indptr`` and the mask tells how many rows an eager call has."""
+    names = ("q_lens", "parents", "token_ids", "num_nodes")
+    return total_rows(call) is not None or any(getattr(call, name) is not None for name in names)
+
+
+def prefixes_told(call: Call, sizes: Sizes) -> bool:
+    """Whether something beside ``kv_indptr`` and the mask bears the prefix lengths out."""
+    own = sizes.prefix_lens or []
+    rooted = _by_roots(call, sizes.q_lens) if sizes.q_lens else None
+    return call.prefix_lens is not None or rooted == own
 
 
 def width_attested(call: Call, sizes: Sizes) -> bool:

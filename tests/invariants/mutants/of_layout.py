@@ -56,7 +56,7 @@ def _zero_as_one() -> Call:
 
 
 def _indptrs_of(width: int) -> Call:
-    """Fixed buffers without tree and mask, where no more is known than what the indptrs say."""
+    """Fixed buffers without tree, mask and rows, where no more is known than what the indptrs say."""
     layout = captured()[1].layout
     lens = [width * (p + width) for p in (5, 3)]
     return replace(
@@ -64,6 +64,8 @@ def _indptrs_of(width: int) -> Call:
         qo_indptr=indptr([width, width, 0, 0]),
         mask_indptr=indptr([*lens, 0, 0]),
         kv_indptr=indptr([5, 3, 0, 0]),
+        positions=None,
+        out_cache_loc=None,
     )
 
 
