@@ -319,7 +319,7 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
     if asked is not None:
         return asked
     own = diffs(call.qo_indptr, batch)
-    starts = _by_starts(call, own, prefix_lens)
+    starts = _by_starts(call, batch, own, prefix_lens)
     alike = own == _by_segments(call, batch, prefix_lens) and written_rows(call) == sum(own or [])
     if own and alike and starts in (None, own):
         return own  # a node count that asks for more rows is then the wrong one
@@ -328,7 +328,7 @@ def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:
         if widths not in possible and _bears_out(call, widths):
             possible.append(widths)
     if not possible:
-        return _by_positions(call, batch, prefix_lens) or own
+        return own
     if len(possible) < 2:
         return possible[0]
     trees = [_tree(call, b) for b in range(batch)]
@@ -345,17 +345,22 @@ def _candidates(
         return
     total = total_rows(call)
     by_mask = _by_segments(call, batch, prefix_lens)
+    ended = _ended(call, own or [])
     if own is not None and prefix_lens is not None:
-        yield from _by_written(call, own, [by_mask, starts], prefix_lens)
+        yield from _by_written(call, own, [by_mask, starts, ended], prefix_lens)
     for widths in (by_mask, starts):
         if own and widths and written_rows(call) == sum(widths) != sum(own):
             yield widths
+    if own and starts and prefix_lens and _slots_begin(call, starts, prefix_lens):
+        yield starts
     if own is not None and own == by_mask and total is None:
         by_length = _by_length(call, Sizes(batch, own, prefix_lens))
         if by_length is not None:
             yield by_length
     if own is not None:
         yield own
+    if ended is not None:
+        yield ended
     if by_mask is not None:
         yield by_mask
     nodes = _own_lens(call.num_nodes, batch)
@@ -409,16 +414,68 @@ def counted_alone(call: Call, sizes: Sizes) -> bool:
     return by_starts != widths and not _no_other(call, widths, sizes.prefix_lens)
 
 
-def _by_starts(call: Call, own: Lens | None, prefix_lens: Lens | None) -> Lens | None:
-    """Widths that the positions tell where the claimed ones cannot be right or begin elsewhere than they."""
+def _by_starts(call: Call, batch: int, own: Lens | None, prefix_lens: Lens | None) -> Lens | None:
+    """Widths that slots and positions tell where the claimed ones cannot be right or begin elsewhere."""
     total = total_rows(call)
     rows = written_rows(call) if total is None else total
+    if rows is None and prefix_lens and prefix_lens[-1] == 0:
+        rows = _slots_end(call)  # rows at position 0 may be the last request's own
     if rows is None or prefix_lens is None:
         return None
-    may_be = own is not None and _bears_out(call, own)
-    if may_be and own and (min(own) < 1 or _by_roots(call, own) == prefix_lens):
+    if own and _bears_out(call, own):
+        if min(own) < 1:
+            return None
+        if (
+            _by_roots(call, own) == prefix_lens
+            and _slots_begin(call, own, prefix_lens) is not False
+        ):
+            return None
+    return (
+        _by_root_slots(call, prefix_lens, rows)
+        or _begun(call, prefix_lens, rows)
+        or _by_positions(call, batch, prefix_lens)
+    )
+
+
+def _ended(call: Call, own: Lens) -> Lens | None:
+    """The claimed widths with the last ending where fixed buffers' rows do, which may be padding."""
+    rows = written_rows(call)
+    last = 0 if rows is None or not own else rows - sum(own[:-1])
+    return [*own[:-1], last] if last > 0 and last != own[-1] else None
+
+
+def _root_slots(call: Call, prefix_lens: Lens) -> Lens | None:
+    """Slots that the table gives the roots."""
+    table = call.slot_table
+    if table is None or call.out_cache_loc is None or len(prefix_lens) > table.shape[0]:
         return None
-    return _begun(call, prefix_lens, rows)
+    if not 0 <= min(prefix_lens, default=0) <= max(prefix_lens, default=0) < table.shape[1]:
+        return None
+    return [int(table[b, p]) for b, p in enumerate(prefix_lens)]
+
+
+def _slots_begin(call: Call, widths: Lens, prefix_lens: Lens) -> bool | None:
+    """Whether the roots are written where the table has them; None where nothing tells."""
+    roots, starts = _root_slots(call, prefix_lens), list(accumulate(widths, initial=0))
+    if roots is None or call.out_cache_loc is None:
+        return None
+    return starts[-1] <= call.out_cache_loc.numel() and roots == [
+        int(call.out_cache_loc[start]) for start in starts[:-1]
+    ]
+
+
+def _by_root_slots(call: Call, prefix_lens: Lens, rows: int) -> Lens | None:
+    """Widths with which each request begins in its root's slot and at its root's position."""
+    roots = _root_slots(call, prefix_lens)
+    if roots is None or call.out_cache_loc is None or len(set(roots)) < len(roots):
+        return None
+    found = [(call.out_cache_loc[:rows] == root).nonzero().flatten().tolist() for root in roots]
+    if any(len(at) != 1 for at in found):
+        return None
+    ends = [*(at[0] for at in found), rows]
+    widths = [end - start for start, end in pairwise(ends)]
+    sound = ends[0] == 0 and min(widths, default=0) > 0
+    return widths if sound and _by_roots(call, widths) == prefix_lens else None
 
 
 def _begun(call: Call, prefix_lens: Lens, rows: int) -> Lens | None:
@@ -581,15 +638,21 @@ def written_rows(call: Call) -> int | None:
 
     Where the pad slot is not known, a tail is told by its repeating one slot.
     """
-    if not call.is_captured or call.out_cache_loc is None or call.positions is None:
+    end, positions = _slots_end(call), None if call.positions is None else call.positions.nonzero()
+    if end is None or positions is None or not positions.numel() or int(positions[-1]) + 1 != end:
+        return None
+    return end
+
+
+def _slots_end(call: Call) -> int | None:
+    """Rows up to the last of fixed buffers that has a slot of its own."""
+    if not call.is_captured or call.out_cache_loc is None:
         return None
     last = call.out_cache_loc[-2:].tolist()
     tail = last[-1] if last and last[0] == last[-1] else -1
     pad = tail if call.pad_slot is None else call.pad_slot
-    slots, positions = (call.out_cache_loc != pad).nonzero(), call.positions.nonzero()
-    if not slots.numel() or not positions.numel() or slots[-1] != positions[-1]:
-        return None
-    return int(slots[-1]) + 1
+    slots = (call.out_cache_loc != pad).nonzero()
+    return int(slots[-1]) + 1 if slots.numel() else None
 
 
 def rows_told(call: Call) -> bool:
