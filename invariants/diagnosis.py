@@ -537,7 +537,10 @@ def whole_mask(call: Call, sizes: Sizes, size: int) -> str:
     if width and segments is not None and sum(segments) == size:
         known = [index.mask_len(p, width) for p in prefix_lens]
         width = width if segments == known else None
-    return width_elsewhere(call, sizes, [width]) or capacity(size, sizes)
+    if elsewhere := width_elsewhere(call, sizes, [width]):
+        return elsewhere
+    contested = _contested_prefix(call, sizes)
+    return "; or: ".join(cause for cause in (capacity(size, sizes), contested) if cause)
 
 
 def capacity(size: int, sizes: Sizes) -> str:

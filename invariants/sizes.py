@@ -266,7 +266,8 @@ def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
         diffs(call.mask_indptr, len(widths)) == segments,
         diffs(call.byte_indptr, len(widths)) == packed,
         prefixes != found and _slots_are(call, sum(prefixes), sum(found)),
-        prefixes != found and not _lists(call, sum(found)) and _mask_is(call, widths, prefixes),
+        not (_lists(call, sum(found)) or _may_be_cut(prefixes, found))
+        and _mask_is(call, widths, prefixes),
         prefixes == [kv - q for kv, q in zip(found, widths, strict=True)]
         and _ends_in_tree(call, widths),
     )
@@ -283,6 +284,11 @@ def _slots_are(call: Call, entries: int, claimed: int) -> bool:
     if call.kv_indices is None or call.is_captured:
         return False
     return call.kv_indices.numel() == entries < claimed
+
+
+def _may_be_cut(whole: Lens, found: Lens) -> bool:
+    """Whether some window leaves ``found`` of these prefix lengths, or all of them."""
+    return all(f == min(w, max(found)) for w, f in zip(whole, found, strict=True))
 
 
 def _lists(call: Call, entries: int) -> bool:
