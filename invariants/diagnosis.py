@@ -18,6 +18,7 @@ from ddtree.invariants.sizes import (
     counted_alone,
     diffs,
     mask_fits,
+    mask_is,
     packed_widths,
     prefixes_of_segments,
     prefixes_told,
@@ -529,14 +530,12 @@ def _packed_columns(lens: Sequence[tuple[int, int, int]], lacking: set[int]) -> 
 def whole_mask(call: Call, sizes: Sizes, size: int) -> str:
     """Explain the length of a flat mask: the width of a whole call, or a part that is not there.
 
-    Where ``mask_indptr`` ends with the mask, its segments must have that width too.
+    Some width may give the sum by chance: the mask must make sense with it.
     """
     prefix_lens = sizes.prefix_lens or []
     width = None if call.is_captured else uniform_width(size, prefix_lens)
-    segments = diffs(call.mask_indptr, sizes.batch)
-    if width and segments is not None and sum(segments) == size:
-        known = [index.mask_len(p, width) for p in prefix_lens]
-        width = width if segments == known else None
+    if width and not mask_is(call, [width] * sizes.batch, prefix_lens):
+        width = None
     if elsewhere := width_elsewhere(call, sizes, [width]):
         return elsewhere
     contested = _contested_prefix(call, sizes)

@@ -267,7 +267,7 @@ def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
         diffs(call.byte_indptr, len(widths)) == packed,
         prefixes != found and _slots_are(call, sum(prefixes), sum(found)),
         not (_lists(call, sum(found)) or _may_be_cut(prefixes, found))
-        and _mask_is(call, widths, prefixes),
+        and mask_is(call, widths, prefixes),
         prefixes == [kv - q for kv, q in zip(found, widths, strict=True)]
         and _ends_in_tree(call, widths),
     )
@@ -571,7 +571,7 @@ def _by_written(
         if call.max_q_len == max(own, default=0) != max(by_mask or own, default=0):
             by_mask = None
         for widths in (by_mask, *by_rows):
-            if widths and widths != own and _mask_is(call, widths, prefix_lens):
+            if widths and widths != own and mask_is(call, widths, prefix_lens):
                 yield widths
         return
     if mask is None or _mask_sound(mask, own, prefix_lens):
@@ -605,7 +605,7 @@ def packed_widths(found: int, prefix_len: int) -> set[int]:
     return widths
 
 
-def _mask_is(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
+def mask_is(call: Call, widths: Lens, prefix_lens: Lens) -> bool:
     """Whether the mask has just these segments, and makes sense with them; fixed buffers may be longer."""
     mask = (
         call.custom_mask if call.custom_mask is not None else _unpacked(call, widths, prefix_lens)

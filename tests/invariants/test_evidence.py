@@ -23,6 +23,7 @@ from ddtree.spec import (
     VerifyLayout,
     build_tree,
     commit_kv,
+    convert_mask,
     plan_verify,
     tree_mask,
     verify_attention,
@@ -271,6 +272,174 @@ def test_two_indptrs_alone_in_buffers_get_no_hint() -> None:
         mask_indptr=indptr([2 * 7]),
     )
     assert [(v.invariant, v.hint) for v in violations(call)] == [("mask_len", "")]
+
+
+def engine_call(prefixes: list[int], budget: int, **changed: Any) -> Call:
+    """An eager call as an engine's attention holds it: no field of an entry a row, some fields changed."""
+    _, layout, mask = verify(prefixes, budget, 3)
+    names = ("qo_indptr", "kv_indptr", "mask_indptr", "max_q_len")
+    known = {name: getattr(layout, name) for name in names}
+    return Call(**(known | {"custom_mask": mask.allowed} | changed))
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "budget", "widths", "request_"),
+    [
+        ([5, 3], 16, [8, 8], 0),
+        ([5, 3], 16, [17, 14], 1),
+        ([30, 0, 11], 6, [16, 16, 16], 0),
+        ([30, 0, 11], 6, [7, 8, 7], 1),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_mask_that_makes_sense_refutes_qo_indptr(
+    prefixes: list[int], budget: int, widths: list[int], request_: int, packed: bool
+) -> None:
+    """Segments and mask agree on one width: qo_indptr, which alone has another, is named."""
+    right = engine_call(prefixes, budget)
+    if packed:
+        _, layout, mask = verify(prefixes, budget, 3)
+        held = convert_mask(mask, layout, "packed")
+        right = replace(right, mask_indptr=None, custom_mask=None)
+        right = replace(right, packed=held.packed, byte_indptr=held.byte_indptr)
+    assert violations(right) == []
+    q_len = budget + 1
+    first = violations(replace(right, qo_indptr=indptr(widths)))[0]
+    assert (first.invariant, first.request) == ("qo_indptr", request_)
+    assert (first.expected, first.found) == (q_len, widths[request_])
+    uniform = (
+        f"every segment fits width {widths[0]}; this call's q_len is {q_len}: the width came from"
+    )
+    assert first.hint.startswith(uniform) if len(set(widths)) == 1 else first.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "budget", "width"), [([5, 3], 16, 8), ([30, 0, 11], 6, 16), ([9], 11, 8)]
+)
+def test_two_fields_against_two_are_both_told(prefixes: list[int], budget: int, width: int) -> None:
+    """Where max_q_len sides with qo_indptr against mask and segments, no width is called the wrong one."""
+    batch, q_len = len(prefixes), budget + 1
+    call = engine_call(prefixes, budget, qo_indptr=indptr([width] * batch), max_q_len=width)
+    assert violations(call)[0].hint == (
+        f"every segment and the mask itself fit width {q_len}, qo_indptr says {[width] * batch}: the one or "
+        "the other is not of this call"
+    )
+    spoilt = put(engine_call(prefixes, budget), "custom_mask", prefixes[0], False)
+    first = violations(replace(spoilt, qo_indptr=indptr([width] * batch)))[0]
+    assert f"the mask itself fit width {q_len}, qo_indptr says" in first.hint
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "budget", "more", "text"),
+    [
+        ([13, 2, 30], 11, 12, "kv_indptr counts the tree's own entries"),
+        ([13, 2, 30], 11, 1, "kv_indptr counts the root"),
+        ([8, 25], 5, 6, "kv_indptr counts the tree's own entries"),
+        ([8, 25], 5, 1, "kv_indptr counts the root"),
+    ],
+)
+def test_a_mask_that_makes_sense_refutes_kv_indptr(
+    prefixes: list[int], budget: int, more: int, text: str
+) -> None:
+    """Segments and mask agree on the prefixes: kv_indptr, which alone has others, is named."""
+    assert violations(engine_call(prefixes, budget)) == []
+    wrong = indptr([prefix + more for prefix in prefixes])
+    first = violations(engine_call(prefixes, budget, kv_indptr=wrong))[0]
+    assert (first.invariant, first.request) == ("kv_indptr", 0)
+    assert (first.expected, first.found) == (prefixes[0], prefixes[0] + more)
+    assert text in first.hint and "; or:" not in first.hint
+
+
+@pytest.mark.parametrize(("prefixes", "budget"), [([13, 2, 30], 11), ([8, 25], 5)])
+def test_slots_that_kv_indptr_counts_leave_it_open(prefixes: list[int], budget: int) -> None:
+    """Slots side with kv_indptr, the mask with its segments: both are told."""
+    counted = [prefix + budget + 1 for prefix in prefixes]
+    call = engine_call(
+        prefixes, budget, kv_indptr=indptr(counted), kv_indices=torch.arange(sum(counted))
+    )
+    hint = violations(call)[0].hint
+    assert "the tree's own columns were left out; or: " in hint
+    assert f"the mask itself fit prefix lengths {prefixes}, kv_indptr says {counted}" in hint
+
+
+def padded_rows(
+    nodes: int, q_lens: list[int], prefixes: list[int]
+) -> tuple[DraftTree, VerifyLayout, FlatMask, torch.Tensor]:
+    """Trees of so many nodes in more rows, another number in each request."""
+    batch, most = len(q_lens), max(q_lens)
+    tree, _, _ = verify(prefixes, nodes - 1, 3)
+    fill = {"token_ids": 0, "parents": -1, "depths": 0, "scores": -torch.inf}
+    wider = {
+        name: torch.nn.functional.pad(getattr(tree, name), (0, most - nodes), value=value)
+        for name, value in fill.items()
+    }
+    tree = replace(tree, **wider)
+    table = tables(batch, max(prefixes) + most)
+    layout = plan_verify(tree, torch.tensor(prefixes), table, torch.tensor(q_lens))
+    return tree, layout, tree_mask(tree, layout, "flat"), table
+
+
+@pytest.mark.parametrize(
+    ("nodes", "q_lens", "prefixes", "widths"),
+    [
+        (9, [11, 13, 12], [9, 30, 4], (9, 10, 12)),
+        (9, [13, 11, 12], [9, 30, 4], (9, 10, 12)),
+        (6, [6, 8], [24, 35], (5, 7, 8)),
+    ],
+)
+@pytest.mark.parametrize("buffered", [False, True])
+def test_rows_written_tell_ragged_widths(
+    nodes: int, q_lens: list[int], prefixes: list[int], widths: tuple[int, ...], buffered: bool
+) -> None:
+    """One width everywhere in a ragged call is named, even where it comes to as many rows."""
+    tree, layout, mask, table = padded_rows(nodes, q_lens, prefixes)
+    if buffered:
+        buffers = VerifyBuffers(len(q_lens) + 2, QLen(20), 40)
+        buffers.fill(tree, layout, mask)
+        layout, mask = buffers.layout, buffers.mask
+    for known in ((tree, mask), (tree,), (mask,), ()):
+        assert violations(Call.of(*known, layout, slot_table=table)) == []
+        for width in widths:
+            if known in {(tree,), ()} and buffered and width == q_lens[0] + 2 == max(q_lens):
+                continue  # a longer last request may as well end in padding
+            wrong = configured_width(layout, width, FIELDS)
+            first = violations(Call.of(*known, wrong, slot_table=table))[0]
+            b = next(b for b, q_len in enumerate(q_lens) if q_len != width)
+            expected = q_lens[b] * (prefixes[b] + q_lens[b])
+            assert (first.invariant, first.request, first.expected) == ("mask_len", b, expected)
+            assert first.hint.startswith(
+                f"every segment fits width {width}; this call's q_lens are {sorted(set(q_lens))}: the width"
+            )
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "budget", "most", "width"), [([11, 28, 6], 5, 9, 16), ([10, 40, 9, 2], 1, 4, 32)]
+)
+def test_rows_that_do_not_fit_the_buffers(
+    prefixes: list[int], budget: int, most: int, width: int
+) -> None:
+    """A layout alone: the rows written refute a width; without them width and buffers are both told."""
+    tree, layout, mask = verify(prefixes, budget, 4)
+    buffers = VerifyBuffers(len(prefixes) + 1, QLen(most), 40)
+    buffers.fill(tree, layout, mask)
+    assert violations(Call.of(buffers.layout)) == []
+    wrong = Call.of(configured_width(buffers.layout, width, FIELDS))
+    first = violations(wrong)[0]
+    q_len = budget + 1
+    assert (first.invariant, first.expected, first.found) == (
+        "mask_len",
+        q_len * (prefixes[0] + q_len),
+        width * (prefixes[0] + width),
+    )
+    assert first.hint.startswith(f"every segment fits width {width}; this call's q_len is {q_len}:")
+    assert "buffer_capacity" not in {violation.invariant for violation in violations(wrong)}
+    told = violations(replace(wrong, out_cache_loc=None))
+    capacity = next(violation for violation in told if violation.invariant == "buffer_capacity")
+    assert capacity.hint == (
+        f"the buffer has {most} rows for each of {len(prefixes) + 1} requests; this call's q_len is "
+        f"{width}: it was sized by another width than the largest budget + 1; or: qo_indptr is of another "
+        "width than this call's"
+    )
 
 
 def _rows(prefix: float, tree: float) -> Callable[[torch.Tensor], torch.Tensor]:

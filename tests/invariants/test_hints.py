@@ -298,6 +298,72 @@ def test_bits_where_bytes_belong() -> None:
     assert not hints(near, "packed_len")[0]
 
 
+FLOOR = "every segment is its bits // 8: bytes go by (bits + 7) // 8"
+
+
+def _held(rows: int) -> str:
+    return (
+        f"every segment holds {rows} rows of prefix_len + q_len columns: the rows are not of this call's "
+        "q_len"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "q_len", "found", "hint"),
+    [
+        (
+            [9, 6],
+            7,
+            [14, 11],
+            f"{FLOOR}; or: 11 bytes hold 7 rows of 12 columns; a row has prefix_len + q_len = 13",
+        ),
+        ([17, 14, 37, 6], 12, [43, 39, 73, 27], FLOOR),
+        ([9, 6, 4], 13, [22, 19, 17], _held(8)),
+        ([31, 35, 14], 9, [160, 176, 92], _held(32)),
+        (
+            [15, 20],
+            10,
+            [25, 32],
+            "25 bytes hold 10 rows of 20 columns; a row has prefix_len + q_len = 25",
+        ),
+        ([15, 20], 10, [25, 38], ""),
+        ([9, 6, 4], 13, [36, 31, 22], ""),
+    ],
+)
+def test_byte_segments_are_explained_together(
+    prefixes: list[int], q_len: int, found: list[int], hint: str
+) -> None:
+    """A cause of packed segments is one of all requests, and all of those are told."""
+    call = Call(
+        qo_indptr=indptr([q_len] * len(prefixes)),
+        kv_indptr=indptr(prefixes),
+        byte_indptr=indptr(found),
+        packed=torch.zeros(sum(found), dtype=torch.uint8),
+    )
+    told = hints(call, "packed_len")
+    assert told and set(told) == {hint}
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "q_len", "window"), [([28, 32, 25, 38], 16, 12), ([17, 30, 33, 13, 2], 13, 8)]
+)
+def test_a_width_of_the_whole_mask_fits_every_segment(
+    prefixes: list[int], q_len: int, window: int
+) -> None:
+    """A sum that one width gives by chance is no width where the segments it consists of deny it."""
+    tree, layout, mask = verify(prefixes, q_len - 1, 3)
+    assert violations(Call.of(tree, layout, mask)) == []
+    cut = [min(prefix, window) for prefix in prefixes]
+    slots = [
+        layout.kv_indices[int(end) - kept : int(end)]
+        for end, kept in zip(layout.kv_indptr[1:], cut, strict=True)
+    ]
+    broken = replace(layout, kv_indptr=indptr(cut, torch.int32), kv_indices=torch.cat(slots))
+    call = Call.of(tree, broken, mask)
+    for told in (hints(call, "flat_len"), hints(replace(call, mask_indptr=None), "flat_len")):
+        assert told and "every segment fits" not in told[0]
+
+
 def test_an_indptr_of_another_batch() -> None:
     """The one field that speaks of other requests is told; where two do, neither is."""
     call = sound()
@@ -660,6 +726,12 @@ ORACLES: dict[str, Callable[..., bool]] = {
     r"num_nodes is the width of the trees": lambda r, b: (
         field(b, "num_nodes").tolist()
         == [field(r, "token_ids").shape[1]] * field(r, "num_nodes").numel()
+    ),
+    r"mask itself fit prefix lengths (\[[\d, ]+\]), kv_indptr says (\[[\d, ]+\])": lambda r, _, *told: (
+        str(lens_of(r, "kv_indptr")) in told
+    ),
+    r"mask itself fit width (\d+), qo_indptr says (\[[\d, ]+\])": lambda r, _, width, own: (
+        str(lens_of(r, "qo_indptr")) in (own, str([int(width)] * len(lens_of(r, "qo_indptr"))))
     ),
     r"the mask was not made for width": lambda *_: True,  # says what it sees, not why
 }

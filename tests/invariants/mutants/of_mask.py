@@ -38,11 +38,19 @@ MASK = [
     Mutant(
         "flat_len",
         "a mask made with the configured width",
-        swap(custom_mask=torch.ones(192, dtype=torch.bool)),
+        swap(custom_mask=verify([5, 3], 7, 3)[2].allowed),
         None,
         714,
         192,
         "every segment fits width 8",
+    ),
+    Mutant(
+        "flat_len",
+        "a mask of as many entries as a width would give, which makes no sense with it",
+        swap(custom_mask=torch.ones(192, dtype=torch.bool)),
+        None,
+        714,
+        192,
     ),
     Mutant(
         "flat_len",
