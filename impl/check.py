@@ -173,11 +173,18 @@ class CapturedCheck:
     def _hides_padding(self) -> bool:
         """Whether the host alone tells padding: by trees that are not counted, or not at all.
 
-        The device then judges the roots' rows and leaves each call to it.
+        The device then judges the roots' rows, of a mask none, and leaves each call to it.
         """
         known = self._fields.keys()
-        tells = {"parents", "depths", "scores"} & known or "positions" not in known
-        return self.level == "full" and bool(tells) and bool({"out_cache_loc", "input_ids"} & known)
+        padded = self._is_uncounted() or "positions" not in known
+        of_rows = padded and bool({"out_cache_loc", "input_ids"} & known)
+        of_masks = self._is_uncounted() and any(form in known for form in FORMS)
+        return self.level == "full" and (of_rows or of_masks)
+
+    def _is_uncounted(self) -> bool:
+        """Whether there are trees that do not count their nodes."""
+        known = self._fields.keys()
+        return "num_nodes" not in known and bool({"parents", "depths", "scores"} & known)
 
     def _trees(self) -> list[Tensor]:
         names = ("token_ids", "parents", "depths", "scores")
@@ -483,7 +490,7 @@ class CapturedCheck:
                 bias, self._state, bias.numel(), torch.finfo(bias.dtype).min, BLOCK=ENTRIES
             )
         for part, form in enumerate(FORMS):
-            if form in known:
+            if form in known and not self._is_uncounted():
                 self._launch_mask(form, part)
 
     def _launch_mask(self, form: str, part: int) -> None:
@@ -510,7 +517,7 @@ class CapturedCheck:
             self._plan, self._state, self._numbers,
             self.room, width, self._size("words"), mask.numel(), *of_bias,
             self._trees()[0].shape[1], max(self._size("positions"), 0), self.max_rows,
-            FORM=form, PART=part, HAS_TREE=has_tree, HAS_DEPTHS="depths" in known,
+            FORM=form, PART=part, HAS_TREE=has_tree,
             MAY_DOUBT=form == "custom_mask" and bool(call.is_captured) and "q_lens" not in known,
             WIDTH=padded, BLOCK=min(64, max(16, 2048 // padded)),
         )  # fmt: skip

@@ -1453,7 +1453,7 @@ def mask_kernel(
     parents, num_nodes, positions,
     plan, state, numbers,
     room, width, words_rows, size, bias_rows, bias_columns, bias_batch, tree_rows, positions_size, max_rows,
-    FORM: tl.constexpr, PART: tl.constexpr, HAS_TREE: tl.constexpr, HAS_DEPTHS: tl.constexpr,
+    FORM: tl.constexpr, PART: tl.constexpr, HAS_TREE: tl.constexpr,
     MAY_DOUBT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Judge what one request's rows see, in one form of the mask."""
@@ -1592,7 +1592,7 @@ def mask_kernel(
             is_other = tl.max((inside != (above | mine)).to(tl.int32), axis=1) != 0
             bad = ~own | sees_later | ((row > 0) & (parent < 0)) | (has_parent & is_other)
             no_tree = tl.minimum(no_tree, tl.min(tl.where(is_real & bad, row, NOWHERE), axis=0))
-            if positions is not None and not HAS_DEPTHS:
+            if positions is not None:
                 if (tl.load(state + KNOWS_PREFIX) != 0) & (start + q_len <= positions_size):
                     at = tl.load(positions + start + row, mask=is_row, other=0).to(tl.int64)
                     want = position(prefix_len, tl.sum(count_bits(inside), axis=1) - 1)

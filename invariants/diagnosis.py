@@ -15,6 +15,7 @@ from ddtree.invariants.call import Call
 from ddtree.invariants.claimed import index
 from ddtree.invariants.sizes import (
     Sizes,
+    Window,
     counted_alone,
     diffs,
     mask_fits,
@@ -207,7 +208,8 @@ def _other_prefix(call: Call, sizes: Sizes) -> str:
     for whole, cut in ways:
         window = window_of(whole, cut)
         if window is not None:
-            return f"{fit}{cut} is what a window of {window} leaves of {whole}"
+            of_window = f"{fit}{cut} is what a window of {window.size} leaves of {whole}"
+            return "; or: ".join([of_window, *_stale_alone(window)])
     sources = {"kv_indptr's": diffs(call.kv_indptr, sizes.batch), "the roots' positions": rooted}
     told = [name for name, lens in sources.items() if lens == prefixes]
     return f"{fit}{prefixes} are {' and '.join(told)}" if told else ""
@@ -225,6 +227,16 @@ def _contested_prefix(call: Call, sizes: Sizes) -> str:
         f"the segments and the mask itself fit prefix lengths {prefixes}, kv_indptr says {own}: the one or "
         "the other is not of this call"
     )
+
+
+def _stale_alone(window: Window) -> list[str]:
+    """What else explains numbers that look like a window's because of one length."""
+    if window.is_sure:
+        return []
+    whose = f"request {window.cut[0]} alone"
+    if len(window.cut) > 1:
+        whose = f"requests {window.cut} alone"
+    return [f"a length of {whose} is not this call's: stale, or of another source"]
 
 
 def _unknown_prefix(call: Call, sizes: Sizes) -> str:
@@ -301,35 +313,97 @@ def kv_lens(call: Call, sizes: Sizes) -> str:
     ]
     fit = [text for text, lens in causes if lens == found and len(found) > 1]
     if window is not None:
-        fit.append(f"the segments are what a window of {window} leaves of the prefixes")
+        fit.append(f"the segments are what a window of {window.size} leaves of the prefixes")
+        fit += _stale_alone(window)
     if order := other_order(found, prefix_lens):
         fit.append(order)
     return "; or: ".join(fit)
 
 
-def positions(found: Tensor, prefix_len: int, depths: Tensor, first_row: int = 0) -> str:
-    """Explain the positions of a request's real rows: by row, or over another prefix."""
-    rows = torch.arange(found.numel())
-    depths = depths.long()
-    if found.numel() < 2:
-        return ""
-    if first_row and torch.equal(found, prefix_len + first_row + rows):
-        return (
-            f"positions are prefix_len + the row of the whole call, {first_row} rows too far: each request "
-            "begins anew, and they go by depth"
-        )
-    from_one = prefix_len + depths + (depths > 0)
-    if torch.equal(found, from_one) and bool((depths > 0).any()):
-        return "every position but the root's is 1 too far: the root has depth 0, its children 1"
-    if torch.equal(found, prefix_len + rows) and not torch.equal(rows, depths):
-        return "positions are prefix_len + row: they go by depth, siblings share one"
-    shift = (found - prefix_len - depths).unique()
-    if shift.numel() == 1 and int(shift) and prefix_len + int(shift) >= 0:
-        return (
-            f"every position of the request is off by {int(shift)}: they fit prefix_len "
-            f"{prefix_len + int(shift)}, not {prefix_len}: two lengths from two sources"
-        )
-    return ""
+class Placed(NamedTuple):
+    """The positions of one request's real rows."""
+
+    found: Tensor
+    prefix_len: int
+    depths: Tensor
+    first_row: int
+    """Its first row in the call."""
+
+    @property
+    def right(self) -> Tensor:
+        """What they should be."""
+        return self.prefix_len + self.depths.long()
+
+
+def positions(requests: Sequence[Placed]) -> list[str]:
+    """Explain each request's positions: by what explains those of the whole call, or else by its own."""
+    broken = [r for r in requests if not torch.equal(r.found, r.right)]
+    shifts = [_shift(r) for r in broken]
+    whole = [place for place in _PLACES if all(place.fits(r) for r in requests)]
+    # lengths that are off by numbers of their own are less likely than one cause of them all
+    is_shifted = all(shifts) and (not whole or len(set(shifts)) == 1)
+    told = []
+    for request in requests:
+        causes = [place.text(request) for place in whole]
+        causes += [_shifted(request)] if is_shifted else []
+        if not causes and request.found.numel() > 1:
+            causes = [place.text(request) for place in _PLACES if place.fits(request)]
+            causes += [_shifted(request)] if _shift(request) else []
+        told.append("; or: ".join(causes) if any(r.found.numel() > 1 for r in broken) else "")
+    return told
+
+
+def _by_call_row(r: Placed) -> str:
+    far = f", {r.first_row} rows too far" if r.first_row else ""
+    return (
+        f"positions are prefix_len + the row of the whole call{far}: each request begins anew, and they go "
+        "by depth"
+    )
+
+
+class _Place(NamedTuple):
+    """A cause of the positions of a call."""
+
+    made: Callable[[Placed], Tensor]
+    """What it makes of a request's positions."""
+    text: Callable[[Placed], str]
+
+    def fits(self, request: Placed) -> bool:
+        """Whether it makes just those that were found."""
+        return torch.equal(request.found, self.made(request))
+
+
+_PLACES = (
+    _Place(
+        lambda r: r.prefix_len + r.first_row + torch.arange(r.found.numel()),
+        _by_call_row,
+    ),
+    _Place(
+        lambda r: r.right + (r.depths > 0),
+        lambda _: (
+            "every position but the root's is 1 too far: the root has depth 0, its children 1"
+        ),
+    ),
+    _Place(
+        lambda r: r.prefix_len + torch.arange(r.found.numel()),
+        lambda _: "positions are prefix_len + row: they go by depth, siblings share one",
+    ),
+)
+
+
+def _shift(request: Placed) -> int:
+    """By how much all positions are off; 0 where they are not off alike."""
+    off = (request.found - request.right).unique()
+    is_length = off.numel() == 1 and request.prefix_len + int(off) >= 0
+    return int(off) if is_length else 0
+
+
+def _shifted(request: Placed) -> str:
+    shift = _shift(request)
+    return (
+        f"every position of the request is off by {shift}: they fit prefix_len "
+        f"{request.prefix_len + shift}, not {request.prefix_len}: two lengths from two sources"
+    )
 
 
 def nodes_counted(call: Call) -> str:
@@ -588,7 +662,10 @@ def slots(found: Tensor, table: Tensor, first: int, depths: Tensor | None = None
     if depths is not None and depths.numel() == count:
         entries = first + depths.long()
         if int(entries.max()) < table.numel() and torch.equal(found, table[entries]):
-            return "the slots are those of entries prefix_len + depth: KV goes by row, siblings share none"
+            told = "the slots are those of entries prefix_len + depth: KV goes by row, siblings share none"
+            last = int(depths.max())
+            is_clamped = torch.equal(depths.long(), torch.arange(count).clamp(max=last))
+            return "; or: ".join([told, *([_clamped(last, count)] if is_clamped else [])])
     page = _page_of(table)
     for start in (table == found[0]).nonzero().flatten().tolist():
         shift = start - first
@@ -626,7 +703,15 @@ def written_by_depth(rows: Tensor, depths: Tensor) -> str:
         int(alike.sum()) == rows.numel()
     ):  # each has its own: another request's row or padding shares it
         return ""
-    return "rows of one depth share a slot: KV goes by row, siblings share none"
+    told = "rows of one depth share a slot: KV goes by row, siblings share none"
+    first = int((rows == rows[-1]).nonzero()[0])
+    is_clamped = bool((rows[first:] == rows[-1]).all()) and len(rows[:first].unique()) == first
+    return "; or: ".join([told, *([_clamped(first, rows.numel())] if is_clamped else [])])
+
+
+def _clamped(first: int, count: int) -> str:
+    """Rows that an entry behind the last one gives the last one's slot."""
+    return f"rows {first} to {count - 1} have one slot: their entries were clamped to a last one"
 
 
 def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
@@ -640,6 +725,11 @@ def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
         return ""
     count, start = int(call.num_accepted[request]), sizes.row_starts[request]
     nodes, found = call.nodes[request, :count].long(), call.src[request, :count]
+    if torch.equal(found, call.out_cache_loc[start + nodes]):
+        return (
+            f"the sources of the {count} accepted rows are right: behind them every entry is -1, here it is "
+            f"{int(call.src[request][count:][call.src[request][count:] != -1][0])}"
+        )
     if torch.equal(found, call.out_cache_loc[start : start + count]):
         return (
             f"the sources are rows 0 to {count - 1}; the accepted rows are {nodes.tolist()}: "

@@ -266,17 +266,19 @@ def slot_table(call: Call, sizes: Sizes) -> Iterator[Violation]:
 def positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare each real row's position with its depth; without a tree, the root's with the prefix."""
     assert call.positions is not None and sizes.prefix_lens is not None and sizes.q_lens is not None
+    placed: dict[int, diagnosis.Placed] = {}
     for b, prefix_len in enumerate(sizes.prefix_lens):
         depths = _depths(call, b)[: real_rows(call, sizes, b)]
         found = _rows(call.positions, sizes, b, depths.numel())
-        if found is None:
-            continue
-        bad = (found[: depths.numel()] != index.position(prefix_len, depths)).nonzero().flatten()
+        if found is not None:
+            placed[b] = diagnosis.Placed(found, prefix_len, depths, sizes.row_starts[b])
+    hints = diagnosis.positions(list(placed.values()))
+    for (b, (found, prefix_len, depths, _)), hint in zip(placed.items(), hints, strict=True):
+        bad = (found != index.position(prefix_len, depths)).nonzero().flatten()
         if bad.numel():
             row = int(bad[0])
             want = index.position(prefix_len, int(depths[row]))
             numbers = f"row {row}: {prefix_len} + {int(depths[row])} = {want}"
-            hint = diagnosis.positions(found, prefix_len, depths, sizes.row_starts[b])
             yield Violation(b, want, int(found[row]), numbers, hint)
 
 

@@ -151,13 +151,13 @@ def _columns(call: Call, sizes: Sizes) -> dict[str, dict[int, diagnosis.Columns]
 def judged(call: Call, sizes: Sizes, b: int, seen: Seen) -> Tensor:
     """``[q_len]`` bool: the rows that are surely real nodes; nothing is demanded of the others.
 
-    Where ``num_nodes`` does not tell, a row is real if it is the root's, if a real row sees it, or if its
-    position is behind the root's and it sees another row.
+    Where nothing of a tree tells, a row is real if it is the root's, if a real row sees it, or if its position
+    is behind the root's and it sees another row.
     """
     q_len = seen.tree.shape[0]
     rows = torch.arange(q_len)
-    if call.num_nodes is not None:
-        return rows < int(call.num_nodes[b])
+    if any(t is not None for t in (call.num_nodes, call.parents, call.depths, call.scores)):
+        return rows < real_rows(call, sizes, b)
     real = rows < 1
     tree = seen.tree[:, :q_len]
     start = sizes.row_starts[b]
@@ -238,10 +238,10 @@ def _no_tree(seen: Seen, real: Tensor) -> _Wrong | None:
 
 
 def mask_positions(call: Call, sizes: Sizes) -> Iterator[Violation]:
-    """Compare the positions with the depths that the mask gives, where no tree tells the depths."""
+    """Compare the positions with the depths that the mask gives, where no parents tell what rows see."""
     assert call.positions is not None and sizes.prefix_lens is not None
     for b, prefix_len in enumerate(sizes.prefix_lens):
-        if call.depths is not None or tree_rows(call, b) is not None:
+        if tree_rows(call, b) is not None:
             continue
         for seen in read(call, sizes, b):
             q_len, start = seen.tree.shape[0], sizes.row_starts[b]
@@ -484,7 +484,7 @@ MASK = (
         "mask",
         "A real node sees itself and its ancestors and no other node.",
         "mask[r, prefix_len + j] == (j is r or an ancestor of r) for r, j < num_nodes[b]",
-        (MASKS, "parents", "num_nodes", "q_len", "prefix_len|words"),
+        (MASKS, "parents", "q_len", "prefix_len|words"),
         visibility,
         ("num_nodes", "parent_order"),
         unread=unread,
@@ -505,7 +505,7 @@ MASK = (
     Invariant(
         "mask_positions",
         "mask",
-        "Without a tree too, a real row's position is prefix_len + the other rows that it sees.",
+        "Without parents too, a real row's position is prefix_len + the other rows that it sees.",
         "positions[qo_indptr[b] + r] == prefix_len + |seen(r)| - 1 for real r",
         (MASKS, "positions", "prefix_len", "q_len"),
         mask_positions,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -192,12 +193,19 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def tree_rows(call: Call, request: int) -> int | None:
-    """Real nodes of a request whose parents can be followed; None where they cannot."""
-    if call.parents is None or call.num_nodes is None:
+    """Real nodes of a request whose parents can be followed; None where they cannot.
+
+    Where they are not counted they end before the first row, the root apart, without a parent.
+    """
+    if call.parents is None or request >= call.parents.shape[0]:
         return None
-    if request >= min(call.parents.shape[0], call.num_nodes.numel()):
+    if call.num_nodes is None:
+        ends = (call.parents[request, 1:] < 0).nonzero().flatten()
+        nodes = 1 + int(ends[0]) if ends.numel() else int(call.parents.shape[1])
+    elif request >= call.num_nodes.numel():
         return None
-    nodes = int(call.num_nodes[request])
+    else:
+        nodes = int(call.num_nodes[request])
     if not 1 <= nodes <= call.parents.shape[1]:
         return None
     parents = call.parents[request, :nodes].long()
@@ -218,7 +226,7 @@ def _prefix_lens(call: Call, batch: int) -> Lens | None:
     for other in (_by_roots(call, widths), prefixes_of_segments(call, widths)):
         if other is None or other == found:
             continue
-        if window_of(other, found) is not None and _slots_end_at(call, sum(found)):
+        if _is_windowed(call, other, found):
             continue
         if _votes(call, other, found, widths) > 1 + _votes(call, found, found, widths):
             return other
@@ -245,16 +253,27 @@ def prefixes_of_segments(call: Call, widths: Lens) -> Lens | None:
     return [length // q - q for length, q in pairs]
 
 
-def window_of(whole: Lens, cut: Lens) -> int | None:
+class Window(NamedTuple):
+    """A window that may have cut prefixes."""
+
+    size: int
+    cut: list[int]
+    """Requests that are longer."""
+    is_sure: bool
+    """Two different lengths were cut to one. Else whatever made one length less than the others' looks so."""
+
+
+def window_of(whole: Lens, cut: Lens) -> Window | None:
     """The window that cuts every prefix of ``whole`` to ``cut``; None where there is none.
 
     Two requests at least must speak for it: one short enough to stay, or two cut to one length.
     """
-    cuts = [(w, c) for w, c in zip(whole, cut, strict=True) if w != c]
-    window = cuts[0][1] if cuts else 0
-    if not cuts or any(min(w, window) != c for w, c in zip(whole, cut, strict=True)):
+    cuts = [b for b, (w, c) in enumerate(zip(whole, cut, strict=True)) if w != c]
+    size = cut[cuts[0]] if cuts else 0
+    if not cuts or any(min(w, size) != c for w, c in zip(whole, cut, strict=True)):
         return None
-    return window if len(cuts) < len(whole) or len({w for w, _ in cuts}) > 1 else None
+    is_sure = len({whole[b] for b in cuts}) > 1
+    return Window(size, cuts, is_sure) if len(cuts) < len(whole) or is_sure else None
 
 
 def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
@@ -274,9 +293,17 @@ def _votes(call: Call, prefixes: Lens, found: Lens, widths: Lens) -> int:
     return sum(said)
 
 
-def _slots_end_at(call: Call, entries: int) -> bool:
-    """Whether the slots may be just these entries; fixed buffers hide how many there are."""
-    return call.kv_indices is None or call.is_captured is True or call.kv_indices.numel() == entries
+def _is_windowed(call: Call, whole: Lens, found: Lens) -> bool:
+    """Whether ``kv_indptr`` is what a window leaves of these lengths, and the slots are as many.
+
+    Fixed buffers hide how many there are; one length alone that was cut is then no window's.
+    """
+    window = window_of(whole, found)
+    if window is None:
+        return False
+    if call.kv_indices is None or call.is_captured:
+        return window.is_sure
+    return call.kv_indices.numel() == sum(found)
 
 
 def _slots_are(call: Call, entries: int, claimed: int) -> bool:

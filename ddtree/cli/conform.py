@@ -191,7 +191,7 @@ def _folder_for_cases(out: Path) -> Iterator[Path]:
 
 
 def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stored: bool) -> None:
-    from ddtree.invariants.conformance.failure import smallest
+    from ddtree.invariants.conformance.failure import ONLY_AFTER_OTHERS, smallest
 
     console = stdout()
     console.print(Text.assemble((backend.name, "bold"), f"  ({runs_on})"), soft_wrap=True)
@@ -212,6 +212,8 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
             called = "case" if is_stored else smallest(was_cut=r.was_cut)
             console.print(Text(f"  {called}: {r.case}"), soft_wrap=True)
             console.print(Text(f"  {r.what}", "red"), soft_wrap=True)
+            if r.is_alone_right:
+                console.print(Text(f"  {ONLY_AFTER_OTHERS}", "yellow"), soft_wrap=True)
             if _is_sound(r.file):
                 told = "the call itself is sound, what the backend makes of it is not"
                 console.print(
@@ -251,6 +253,8 @@ def _result(result: "Result") -> Text:
     text = Text(result.state, _STYLES[result.state])
     if result.what and result.state == "broken":
         text.append(f": {result.what}", "red")
+    if result.note:
+        text.append(f" ({result.note})", "yellow")
     if result.refused:
         reason, count = result.refused.most_common(1)[0]
         more = f" and {len(result.refused) - 1} other reasons" if len(result.refused) > 1 else ""
@@ -269,6 +273,8 @@ def _plain(result: "Result") -> dict[str, Any]:
         "what": result.what,
         "smallest_case": None if result.case is None else str(result.case),
         "shrinking_was_cut": result.was_cut,
+        "fails_only_after_other_calls": result.is_alone_right,
+        "note": result.note,
         "file": result.file,
         "seconds": round(result.seconds, 2),
     }

@@ -63,7 +63,17 @@ class Backend:
     call_limit: float = CALL_LIMIT
     """Longest, in seconds, that one call may take before it is taken for endless; from the object's
     ``call_limit``."""
+    make: Callable[[], Any] | None = None
+    """Makes the object anew; known of a class alone."""
     patience: Patience = field(init=False, repr=False, compare=False)
+
+    def anew(self) -> "Backend | None":
+        """The same of a new object, which no call was made of; None where there is no class to make it of."""
+        if self.make is None:
+            return None
+        fresh = self.of(self.make, self.name)
+        object.__setattr__(fresh, "patience", self.patience)  # what was lost here is lost there
+        return fresh
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patience", Patience(self.call_limit))
@@ -78,14 +88,15 @@ class Backend:
         """
         if isinstance(thing, cls):
             return thing
-        if inspect.isclass(thing):
+        make = thing if inspect.isclass(thing) else None
+        if make is not None:
             try:
-                thing = thing()
+                thing = make()
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a class may raise anything, SystemExit too
                 raise InputError(
-                    f"{name or thing.__name__} cannot be made: {told_of(error)}"
+                    f"{name or make.__name__} cannot be made: {told_of(error)}"
                 ) from error
         found = {n: getattr(thing, n) for n in FUNCTIONS if callable(getattr(thing, n, None))}
         called = getattr(thing, "__name__", type(thing).__name__)
@@ -107,7 +118,7 @@ class Backend:
             )
             if (value := getattr(thing, key, None)) is not None and not inspect.ismodule(value)
         }
-        return cls(name or called, found, **given)
+        return cls(name or called, found, make=make, **given)
 
     def accepts(self, function: str, keyword: str) -> bool:
         """Whether a function takes a keyword, by its signature."""

@@ -4,6 +4,7 @@ The strategies of ``ddtree.invariants.strategies`` draw trees node by node; here
 of its rows are nodes, and a shape.
 """
 
+from collections.abc import Iterator
 from random import Random
 
 import torch
@@ -19,6 +20,33 @@ OPEN_Q_LEN = 131
 """Past a tile of 128, for masks that do not hide what lies behind a tile of rows."""
 MAX_PREFIX = 40
 SHAPES = ("chain", "star", "binary", "random")
+OFTEN = 10_000
+"""How much likelier a width that is wanted is drawn than each smaller one, which it shrinks to."""
+
+
+def dealt(max_q_len: int, seed: int) -> Iterator[int]:
+    """Widths in an order that leaves out none: hypothesis, left alone, draws few of them again and again.
+
+    The smallest, the awkward ones, then all others, and then all anew.
+    """
+    random = Random(seed)  # noqa: S311 # no secret
+    awkward = {budget + 1 for budget in (*AWKWARD_BUDGETS, 127, 128, 129)}
+    rest = set(range(1, max_q_len + 1)) - awkward
+    yield 1
+    for kind in (awkward - {1}, rest):
+        order = sorted(width for width in kind if width <= max_q_len)
+        random.shuffle(order)
+        yield from order
+    while True:
+        order = list(range(1, max_q_len + 1))
+        random.shuffle(order)
+        yield from order
+
+
+def widths(max_q_len: int, wanted: int | None = None) -> hs.SearchStrategy[int]:
+    """Widths up to ``max_q_len``; nearly always the wanted one, if one is, which shrinks to smaller ones."""
+    most = max_q_len if wanted is None else wanted
+    return hs.sampled_from([*range(1, most + 1), *([] if wanted is None else [wanted] * OFTEN)])
 
 
 @hs.composite
@@ -29,6 +57,7 @@ def calls(
     ragged: bool | None = None,
     max_q_len: int = MAX_Q_LEN,
     page_size: int | None = None,
+    wanted: int | None = None,
 ) -> VerifyCall:
     """Verify passes of up to ``max_batch`` requests; the smallest is one root without a prefix.
 
@@ -38,12 +67,10 @@ def calls(
         ragged: whether requests have widths of their own; None: now and then.
         max_q_len: most rows of a request.
         page_size: of the pool; None: 1, 4 or 16.
+        wanted: the width to draw, unless a smaller one does; None: any.
     """
     batch = draw(hs.integers(1, max_batch))
-    awkward = [budget + 1 for budget in AWKWARD_BUDGETS]
-    awkward += [width for width in (128, 129, 130) if width <= max_q_len]
-    widths = hs.one_of(hs.integers(1, max_q_len), hs.sampled_from(awkward))
-    width = draw(widths)
+    width = draw(widths(max_q_len, wanted))
     nodes, prefixes, trees = [], [], []
     for _ in range(batch):
         prefixes.append(draw(hs.one_of(hs.integers(0, MAX_PREFIX), hs.just(0))))

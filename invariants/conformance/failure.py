@@ -32,6 +32,14 @@ class WrongResult(Exception):
     """A backend returned what cannot be compared; the message says what, and what was expected."""
 
 
+ONLY_AFTER_OTHERS = (
+    "it fails only after other calls: a new object of the backend passes this case by itself, so what "
+    "earlier calls left in it decides"
+)
+FAILED_AFTER_OTHERS = "when it was written, it failed only after other calls: a new object of that backend passed it by itself"
+HELD_AGAIN = "the case was written for a failure: what failed was mended since, or it fails only after other calls"
+
+
 def smallest(*, was_cut: bool) -> str:
     """What a case is called that shrinking ended with, or that it was at when time was up."""
     return "smallest found (time was up)" if was_cut else "smallest case"

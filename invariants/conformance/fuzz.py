@@ -15,10 +15,11 @@ from hypothesis.errors import Flaky, NoSuchExample
 
 from ddtree import spec
 from ddtree.invariants.conformance.backend import Backend, Refused
-from ddtree.invariants.conformance.failure import told_of
+from ddtree.invariants.conformance.calls import dealt
+from ddtree.invariants.conformance.failure import FAILED_AFTER_OTHERS, HELD_AGAIN, told_of
 from ddtree.invariants.conformance.properties import PROPERTIES, Case, Property
 from ddtree.invariants.conformance.stored import read, write
-from ddtree.spec.errors import require
+from ddtree.spec.errors import InputError, require
 
 MOST = 3
 """Requests of a call."""
@@ -41,6 +42,10 @@ class Result:
     """The smallest failing case."""
     was_cut: bool = False
     """Time was up before shrinking ended: a smaller case may fail too."""
+    is_alone_right: bool = False
+    """A new object of the backend passes the failing case: it fails only after other calls."""
+    note: str = ""
+    """Of a case that holds although it was written for a failure: what that may mean."""
     file: Path | None = None
     seconds: float = 0.0
 
@@ -119,10 +124,21 @@ def hold(
         state: State = "holds" if search.ran else "refused"
         return Result(prop, state, search.ran, search.refused, seconds=spent)
     case, what = search.smallest
-    file = None if folder is None else write(folder, backend, prop, case)
+    is_alone_right = _passes_alone(backend, prop, case)
+    file = None if folder is None else write(folder, backend, prop, case, is_alone_right)
     return Result(
-        prop, "broken", search.ran, search.refused, what, case, search.was_cut, file, spent
-    )
+        prop, "broken", search.ran, search.refused, what, case, search.was_cut, is_alone_right,
+        file=file, seconds=spent,
+    )  # fmt: skip
+
+
+def _passes_alone(backend: Backend, prop: Property, case: Case) -> bool:
+    """Whether a backend made anew passes a case that failed after others: earlier calls leave something."""
+    try:
+        fresh = backend.anew()
+        return fresh is not None and not told(prop.difference, fresh, case)
+    except (Refused, InputError):
+        return False  # not known
 
 
 def again(backend: Any, path: Path, name: str = "") -> Result:
@@ -132,7 +148,7 @@ def again(backend: Any, path: Path, name: str = "") -> Result:
         InputError: the file holds no case, or one that the reference itself does not pass.
     """
     held = Backend.of(backend, name)
-    prop, case = read(path)
+    prop, case, is_alone_right = read(path)
     if why := prop.offered(held):
         return Result(prop, "not offered", what=why)
     wrong = told(prop.difference, Backend.of(spec), case)
@@ -144,7 +160,8 @@ def again(backend: Any, path: Path, name: str = "") -> Result:
         return Result(prop, "refused", refused=Counter([str(reason)]))
     spent = time.monotonic() - start
     if not what:
-        return Result(prop, "holds", 1, seconds=spent)
+        note = FAILED_AFTER_OTHERS if is_alone_right else HELD_AGAIN
+        return Result(prop, "holds", 1, is_alone_right=is_alone_right, note=note, seconds=spent)
     return Result(prop, "broken", 1, what=what, case=case, file=path, seconds=spent)
 
 
@@ -163,22 +180,34 @@ class _Search:
     refused: Counter[str] = field(default_factory=Counter)
     smallest: tuple[Case, str] | None = None
     was_cut: bool = False
+    is_tried: bool = False
+    """The next case was tried before."""
 
     def run(self, most: int, examples: int, seed: int) -> None:
         """Fuzz calls of up to ``most`` requests until one fails and is shrunk, or time is up."""
-        quiet = settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
-        )
-        cases = self.prop.cases(self.backend, most)
-        with suppress(NoSuchExample, Flaky, _TimeIsUp):
-            find(cases, self.fails, settings=quiet, random=Random(seed))  # noqa: S311 # no secret
+        random, wanted = Random(seed), dealt(self.prop.max_q_len, seed)  # noqa: S311 # no secret
+        with suppress(_TimeIsUp):
+            for number, width in zip(range(examples), wanted, strict=False):
+                # hypothesis tries the smallest case before any other; it is tried here once, as the first
+                self.is_tried = number > 0
+                quiet = settings(
+                    max_examples=1 + self.is_tried,
+                    database=None,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                    phases=(Phase.generate, Phase.shrink),
+                )
+                cases = self.prop.cases(self.backend, most, width)
+                with suppress(NoSuchExample, Flaky):
+                    find(cases, self.fails, settings=quiet, random=random)
+                if self.smallest is not None:
+                    return
 
     def fails(self, case: Case) -> bool:
         """Whether the backend does otherwise than it should; a case that it refuses does not count."""
+        if self.is_tried:
+            self.is_tried = False
+            return False
         if time.monotonic() > self.end and (self.ran or self.refused):
             self.was_cut = True
             raise _TimeIsUp

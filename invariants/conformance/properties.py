@@ -25,7 +25,7 @@ from ddtree.invariants.conformance.attend import (
     output_of,
 )
 from ddtree.invariants.conformance.backend import Backend
-from ddtree.invariants.conformance.calls import MAX_Q_LEN, OPEN_Q_LEN, calls
+from ddtree.invariants.conformance.calls import MAX_Q_LEN, OPEN_Q_LEN, calls, widths
 from ddtree.invariants.conformance.steps import (
     StepCase,
     call_of,
@@ -45,8 +45,8 @@ class Property:
     id: str
     function: str
     statement: str
-    cases: Callable[[Backend, int], hs.SearchStrategy[Any]]
-    """Given the backend and the most requests of a call."""
+    cases: Callable[[Backend, int, int | None], hs.SearchStrategy[Any]]
+    """Given the backend, the most requests of a call, and the width that is wanted; None: any."""
     difference: Callable[[Backend, Any], str]
     """What the backend does otherwise; empty: nothing."""
     keyword: str = ""
@@ -55,6 +55,11 @@ class Property:
     """A dtype that the backend must take for this."""
     is_of_any_mask: bool = False
     """Whether the backend must take masks that are no tree's for this."""
+
+    @property
+    def max_q_len(self) -> int:
+        """The largest width of its cases."""
+        return OPEN_Q_LEN if self.is_of_any_mask else MAX_Q_LEN
 
     def offered(self, backend: Backend) -> str:
         """Why a backend does not offer this; empty: it does."""
@@ -159,6 +164,7 @@ def attention_cases(
     draw: hs.DrawFn,
     backend: Backend,
     max_batch: int,
+    wanted: int | None = None,
     execution: Execution | None = "eager",
     dtype: torch.dtype | None = None,
     option: str = "",
@@ -169,7 +175,7 @@ def attention_cases(
     drawn = partial(calls, max_batch, max_q_len=OPEN_Q_LEN if is_open else MAX_Q_LEN)
     ways: tuple[Execution, ...] = get_args(Execution) if execution is None else (execution,)
     way = draw(hs.sampled_from(ways))
-    call = draw(drawn())
+    call = draw(drawn(wanted=wanted))
     earlier = None  # on the same pool, so of the same page size
     if way == "replay":
         earlier = draw(drawn(page_size=call.slots.page_size))
@@ -214,7 +220,7 @@ def _attention(id: str, statement: str, **options: Any) -> Property:  # noqa: A0
         id,
         "verify_attention",
         statement,
-        lambda backend, most: attention_cases(backend, most, **options),
+        lambda backend, most, wanted: attention_cases(backend, most, wanted, **options),
         visible_difference if option == "oracle" else value_difference,
         keyword="" if option in {"oracle", "open"} else option,
         dtype=options.get("dtype"),
@@ -226,7 +232,9 @@ def _attention(id: str, statement: str, **options: Any) -> Property:  # noqa: A0
 
 
 @hs.composite
-def _draft_cases(draw: hs.DrawFn, _backend: Backend, max_batch: int) -> StepCase:
+def _draft_cases(
+    draw: hs.DrawFn, _backend: Backend, max_batch: int, wanted: int | None
+) -> StepCase:
     batch, horizon = draw(hs.integers(1, max_batch)), draw(hs.integers(0, 5))
     vocab = draw(hs.integers(1, 9))
     roots = draw(hs.lists(hs.integers(0, vocab - 1), min_size=batch, max_size=batch))
@@ -235,15 +243,17 @@ def _draft_cases(draw: hs.DrawFn, _backend: Backend, max_batch: int) -> StepCase
         {
             "draft_log_probs": draw(st.draft_log_probs(batch, horizon, vocab)),
             "root_token_ids": torch.tensor(roots),
-            "budget": draw(st.budgets()),
+            "budget": spec.Budget(draw(widths(MAX_Q_LEN, wanted)) - 1),
             "topk": draw(hs.none() | hs.integers(1, vocab)),
         },
     )
 
 
 @hs.composite
-def _plan_cases(draw: hs.DrawFn, _backend: Backend, max_batch: int, *, ragged: bool) -> StepCase:
-    call = draw(calls(max_batch, ragged=ragged))
+def _plan_cases(
+    draw: hs.DrawFn, _backend: Backend, max_batch: int, wanted: int | None, *, ragged: bool
+) -> StepCase:
+    call = draw(calls(max_batch, ragged=ragged, wanted=wanted))
     arguments = {
         "tree": call.tree,
         "prefix_lens": call.prefix_lens,
@@ -253,16 +263,18 @@ def _plan_cases(draw: hs.DrawFn, _backend: Backend, max_batch: int, *, ragged: b
 
 
 @hs.composite
-def _mask_cases(draw: hs.DrawFn, backend: Backend, max_batch: int) -> StepCase:
-    call = draw(calls(max_batch))
+def _mask_cases(draw: hs.DrawFn, backend: Backend, max_batch: int, wanted: int | None) -> StepCase:
+    call = draw(calls(max_batch, wanted=wanted))
     form = draw(hs.sampled_from(backend.mask_forms))
     arguments = {"tree": call.tree, "layout": call.layout, "form": form}
     return StepCase("tree_mask", arguments, {}, call)
 
 
 @hs.composite
-def _convert_cases(draw: hs.DrawFn, backend: Backend, max_batch: int) -> StepCase:
-    call = draw(calls(max_batch))
+def _convert_cases(
+    draw: hs.DrawFn, backend: Backend, max_batch: int, wanted: int | None
+) -> StepCase:
+    call = draw(calls(max_batch, wanted=wanted))
     mask = draw(st.masks(call, backend.mask_forms))
     arguments = {
         "mask": mask,
@@ -274,9 +286,14 @@ def _convert_cases(draw: hs.DrawFn, backend: Backend, max_batch: int) -> StepCas
 
 @hs.composite
 def _accept_cases(
-    draw: hs.DrawFn, _backend: Backend, max_batch: int, *, sampled: bool = False
+    draw: hs.DrawFn,
+    _backend: Backend,
+    max_batch: int,
+    wanted: int | None,
+    *,
+    sampled: bool = False,
 ) -> StepCase:
-    call = draw(calls(max_batch))
+    call = draw(calls(max_batch, wanted=wanted))
     horizon = spec.Horizon(int(call.tree.depths.max()) + draw(hs.integers(0, 2)))
     vocab = int(call.tree.token_ids.max()) + 2
     acceptance = draw(st.acceptances(call.tree, horizon))
@@ -306,8 +323,10 @@ def _accept_cases(
 
 
 @hs.composite
-def _commit_cases(draw: hs.DrawFn, _backend: Backend, max_batch: int) -> StepCase:
-    call = draw(calls(max_batch))
+def _commit_cases(
+    draw: hs.DrawFn, _backend: Backend, max_batch: int, wanted: int | None
+) -> StepCase:
+    call = draw(calls(max_batch, wanted=wanted))
     arguments = {
         "kv": paged_kv(call),
         "layout": call.layout,

@@ -26,8 +26,8 @@ from ddtree.invariants.recorded import Beside, held, record
 from ddtree.invariants.strategies import SlotTable, VerifyCall
 from ddtree.spec.errors import InputError, require
 
-PROPERTY, CASE = "ddtree.property", "ddtree.case"
-"""Metadata: which property the case failed, and the case."""
+PROPERTY, CASE, ALONE = "ddtree.property", "ddtree.case", "ddtree.right-alone"
+"""Metadata: which property the case failed, the case, and whether it fails only after other calls."""
 PREFIX = "case"
 _KINDS = {
     **CONTRACTS,
@@ -35,7 +35,9 @@ _KINDS = {
 }
 
 
-def write(folder: Path, backend: Backend, prop: Property, case: Case) -> Path:
+def write(
+    folder: Path, backend: Backend, prop: Property, case: Case, is_alone_right: bool = False
+) -> Path:
     """Write a case of a backend, named by both, with what the backend makes of it."""
     name = "-".join("".join(c if c.isalnum() else " " for c in f"{backend.name} {prop.id}").split())
     tensors: dict[str, Tensor] = {}
@@ -45,12 +47,15 @@ def write(folder: Path, backend: Backend, prop: Property, case: Case) -> Path:
         prop.function,
         arguments_of(case),
         captured_call(backend, case),
-        beside=Beside(tensors, {PROPERTY: prop.id, CASE: told}),
+        beside=Beside(
+            tensors,
+            {PROPERTY: prop.id, CASE: told} | ({ALONE: "true"} if is_alone_right else {}),
+        ),
     )
 
 
-def read(path: Path) -> tuple[Property, Case]:
-    """Read a case, and the property that it failed.
+def read(path: Path) -> tuple[Property, Case, bool]:
+    """Read a case, the property that it failed, and whether it did so only after other calls.
 
     Raises:
         InputError: no such file, one without a case, or of another version.
@@ -70,4 +75,4 @@ def read(path: Path) -> tuple[Property, Case]:
         raise InputError(f"{path}: the case cannot be read: {error}") from None
     kind = AttentionCase if found[0].function == "verify_attention" else StepCase
     require(isinstance(case, kind), f"{path}: its case is none of {found[0].id!r}")
-    return found[0], case
+    return found[0], case, metadata.get(ALONE) == "true"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ddtree.invariants.conformance.backend import Backend
-from ddtree.invariants.conformance.failure import smallest
+from ddtree.invariants.conformance.failure import ONLY_AFTER_OTHERS, smallest
 from ddtree.invariants.conformance.fuzz import hold
 from ddtree.invariants.conformance.properties import PROPERTIES, Property
 
@@ -49,6 +49,6 @@ class Conformance:
         assert result.state == "holds", (
             f"{prop.id}: {prop.statement}\n"
             f"  {smallest(was_cut=result.was_cut)}: {result.case}\n"
-            f"  {result.what}\n"
+            f"  {result.what}{f'; {ONLY_AFTER_OTHERS}' if result.is_alone_right else ''}\n"
             f"  ddtree check {result.file}"
         )

@@ -274,6 +274,129 @@ def test_a_near_miss_is_silent(name: str) -> None:
     assert told and not told[0], told
 
 
+ALONE = "; or: a length of request {} alone is not this call's: stale, or of another source"
+
+
+@pytest.mark.parametrize("is_captured", [None, True])
+@pytest.mark.parametrize(
+    ("prefixes", "stale"),
+    [([10, 40, 9], [10, 36, 9]), ([31, 7], [30, 7]), ([5, 12, 12], [5, 7, 7])],
+)
+def test_one_stale_length_is_no_window(
+    prefixes: list[int], stale: list[int], is_captured: bool | None
+) -> None:
+    """One length cut alone, or two equal ones: a window is one of two causes, and kv_indptr is blamed."""
+    tree, layout, mask = verify(prefixes, 12, None)
+    wrong = replace(layout, kv_indptr=indptr(stale, torch.int32), is_captured=is_captured is True)
+    first = violations(Call.of(tree, wrong, mask))[0]
+    b = [p == s for p, s in zip(prefixes, stale, strict=True)].index(False)
+    assert (first.invariant, first.request, first.expected, first.found) == (
+        "kv_indptr",
+        b,
+        prefixes[b],
+        stale[b],
+    )
+    alone = (
+        ALONE.format(b)
+        if len(set(prefixes)) == len(prefixes)
+        else "; or: a length of requests [1, 2]"
+    )
+    assert f"a window of {stale[b]} leaves of the prefixes{alone}" in first.hint
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "cut", "is_sure"), [([20, 11, 3], [8, 8, 3], True), ([20, 3], [8, 3], False)]
+)
+def test_two_lengths_cut_to_one_are_a_windows(
+    prefixes: list[int], cut: list[int], is_sure: bool
+) -> None:
+    """KV that was cut with its slots blames the mask; two lengths cut to one leave no other cause."""
+    tree, layout, mask = verify(prefixes, 12, None)
+    ends = layout.kv_indptr[1:].tolist()
+    slots = [layout.kv_indices[end - n : end] for end, n in zip(ends, cut, strict=True)]
+    wrong = replace(layout, kv_indptr=indptr(cut, torch.int32), kv_indices=torch.cat(slots))
+    first = violations(Call.of(tree, wrong, mask))[0]
+    assert first.invariant == "mask_len"
+    told = f"{cut} is what a window of 8 leaves of {prefixes}"
+    assert first.hint.endswith(told + ("" if is_sure else ALONE.format(0)))
+
+
+@pytest.mark.parametrize(("prefixes", "stale"), [([10, 40, 9], [10, 44, 9]), ([38, 25], [138, 25])])
+def test_one_segment_of_another_prefix_is_no_window(prefixes: list[int], stale: list[int]) -> None:
+    """A mask made for one longer prefix, or with a width of 16: 16 * (38 + 16) = 6 * (138 + 6)."""
+    _, layout, mask = verify(prefixes, 5, None)
+    wrong = replace(layout, mask_indptr=indptr([6 * (p + 6) for p in stale]))
+    told = hints(replace(Call.of(wrong, mask), positions=None), "mask_len")
+    b = [p == s for p, s in zip(prefixes, stale, strict=True)].index(False)
+    assert told[0].endswith(f"a window of {prefixes[b]} leaves of {stale}{ALONE.format(b)}")
+
+
+BY_CALL_ROW = "positions are prefix_len + the row of the whole call"
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "shifts", "told"),
+    [
+        ([5, 9, 21], [0, 4, 0], [None, "off by 4", None]),
+        ([5, 9, 21], [4, 4, 4], ["off by 4"] * 3),
+        ([5, 9, 21], [0, 4, 8], [None, BY_CALL_ROW, BY_CALL_ROW]),
+        ([7, 2], [0, 4], [None, f"off by 4: they fit prefix_len 6, not 2: two lengths; or: {BY_CALL_ROW}"]),
+        ([7, 2, 2], [3, 0, 5], ["off by 3", None, "off by 5"]),
+    ],
+)  # fmt: skip
+def test_positions_are_judged_over_all_requests(
+    prefixes: list[int], shifts: list[int], told: list[str | None]
+) -> None:
+    """Chains of 4: the row of the whole call would put each request 4 farther off than the one before."""
+    tree, layout, mask = verify(prefixes, 3, 1, horizon=4)
+    moved = layout.positions + torch.tensor(shifts).repeat_interleave(4)
+    found = {
+        v.request or 0: v.hint
+        for v in violations(Call.of(tree, replace(layout, positions=moved), mask))
+        if v.invariant == "positions"
+    }
+    assert found.keys() == {b for b, text in enumerate(told) if text is not None}
+    for b, hint in found.items():
+        causes, wanted = hint.split("; or: "), (told[b] or "").split("; or: ")
+        assert len(causes) == len(wanted), hint
+        for text in wanted:
+            assert any(text.removesuffix(": two lengths") in cause for cause in causes), hint
+
+
+@pytest.mark.parametrize(("count", "at"), [(3, 0), (2, 1), (4, 0)])
+def test_sources_that_go_on_are_told_as_that(count: int, at: int) -> None:
+    """Rows of a chain from the first on are the accepted ones; what is wrong stands behind them."""
+    tree, layout, _ = verify([5, 9], 4, 1, horizon=5)
+    counts = [5, 5]
+    counts[at] = count
+    nodes = torch.arange(5).repeat(2, 1)
+    nodes[at, count:] = -1
+    src = layout.out_cache_loc.view(2, 5)
+    call = Call.of(tree, layout, nodes=nodes, num_accepted=torch.tensor(counts), src=src, dst=src)
+    (hint,) = hints(call, "commit_src")
+    assert hint == (
+        f"the sources of the {count} accepted rows are right: behind them every entry is -1, here it is "
+        f"{int(src[at, count])}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parents", "clamped"), [((-1, 0, 0, 0), 1), ((-1, 0, 1, 2, 2), 3), ((-1, 0, 0, 1), None)]
+)
+def test_a_row_too_narrow_writes_as_depths_would(
+    parents: tuple[int, ...], clamped: int | None
+) -> None:
+    """Siblings at the end of a tree share a slot by depth and by a clamped entry alike: both are told."""
+    tree, slots = tree_of(parents), torch.arange(24).reshape(1, 24)
+    layout, count = plan_verify(tree, torch.tensor([6]), slots), len(parents)
+    by_depth = slots[0, 6 + tree.depths[0].long()]
+    call = Call.of(tree, replace(layout, out_cache_loc=by_depth), slot_table=slots)
+    both = f"; or: rows {clamped} to {count - 1} have one slot: their entries were clamped to a last one"
+    for invariant in ("write_unique", "slot_table"):
+        (hint,) = hints(call, invariant)
+        assert hint.endswith("siblings share none" + (both if clamped else "")), hint
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_slots_off_by_a_page(back: bool) -> None:
     """With pages of 4 in any order, entries 4 off are one page off, and slots 4 off too."""
@@ -555,6 +678,21 @@ def a_width(right: Call, broken: Call, *told: str) -> bool:
     return segments_are(lambda p, _: w * (p + w))(right, broken) and own != [w] * len(own)
 
 
+def stale_alone(right: Call, broken: Call, *_: str) -> bool:
+    """Just one request, or equal ones, have another length than they should."""
+    for name in ("kv_indptr", "mask_indptr"):
+        pairs = list(zip(lens_of(right, name), lens_of(broken, name), strict=True))
+        if len({pair for pair in pairs if pair[0] != pair[1]}) == 1:
+            return True
+    return False
+
+
+def clamped(right: Call, broken: Call, *told: str) -> bool:
+    first, last = int(told[0]), int(told[1])
+    starts, slots = field(right, "qo_indptr").tolist(), field(broken, "out_cache_loc")
+    return any(len(set(slots[s + first : s + last + 1].tolist())) == 1 for s in starts[:-1])
+
+
 def positions_shifted(right: Call, broken: Call, *told: str) -> bool:
     starts = [*field(right, "qo_indptr").tolist()]
     nodes = field(right, "num_nodes").tolist()
@@ -691,6 +829,8 @@ ORACLES: dict[str, Callable[..., bool]] = {
     r"the segments are those of requests": sorted_alike,
     r"the segments fit prefix lengths (\[[\d, ]+\]); this call's are (\[[\d, ]+\])": prefixes_told,
     r"a window of (\d+) leaves": kv_or_mask_window,
+    r"a length of requests? [\d, \[\]]+ alone is not this call's": stale_alone,
+    r"rows (\d+) to (\d+) have one slot": clamped,
     r"(\[[\d, ]+\]) are (?:kv_indptr's|the roots' positions)": lambda *_: (
         True
     ),  # prefixes_told judges it
@@ -708,6 +848,7 @@ ORACLES: dict[str, Callable[..., bool]] = {
     r"no row sees itself": masks_are(lambda tree: tree & ~eye(tree)),
     r"positions are prefix_len \+ row": by_row,
     r"the row of the whole call, (\d+) rows too far": by_call_row,
+    r"the row of the whole call: each": lambda r, b: by_call_row(r, b, "0"),
     r"off by (-?\d+): they fit prefix_len": positions_shifted,
     r"every position but the root's is 1 too far": lambda r, b: bool(
         (field(b, "positions") - field(r, "positions") == 1).any()

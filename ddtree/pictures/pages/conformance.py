@@ -6,7 +6,7 @@ from typing import Any
 
 from ddtree.invariants import report as checked
 from ddtree.invariants.capture import read
-from ddtree.invariants.conformance.failure import smallest
+from ddtree.invariants.conformance.failure import ONLY_AFTER_OTHERS, smallest
 from ddtree.invariants.conformance.fuzz import ids
 from ddtree.pictures.pages.call import call_pictures
 from ddtree.pictures.pages.markup import Markup, counted, join, table, tag
@@ -77,6 +77,7 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
 def _told(found: dict[str, Any]) -> str:
     """What differs, or what was refused and why."""
     told = [found["what"]] if found["state"] == "broken" else []
+    told += [found["note"]] if found.get("note") else []
     told += [f"refused {count}: {reason}" for reason, count in found["refused"].items()]
     return "; ".join(told)
 
@@ -84,6 +85,8 @@ def _told(found: dict[str, Any]) -> str:
 def _smallest(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) -> Markup:
     """The smallest failing case of one property, drawn where its file is at hand."""
     numbers = {_called(found): found["smallest_case"], "what differs": found["what"]}
+    if found.get("fails_only_after_other_calls"):
+        numbers["by itself"] = ONLY_AFTER_OTHERS
     drawn: list[object] = []
     if found.get("file"):
         drawn = _drawn(found, backend, folder, is_open=is_open)

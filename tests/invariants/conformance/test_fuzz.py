@@ -14,9 +14,11 @@ from ddtree.catalogue.backends import BACKENDS, FaultyBackend, FoundingBug
 from ddtree.invariants import load, violations
 from ddtree.invariants.conformance import Backend, Refused
 from ddtree.invariants.conformance.attend import AttentionCase
-from ddtree.invariants.conformance.fuzz import conform, hold, ids
+from ddtree.invariants.conformance.failure import FAILED_AFTER_OTHERS, HELD_AGAIN
+from ddtree.invariants.conformance.fuzz import again, conform, hold, ids
 from ddtree.invariants.conformance.properties import PROPERTIES
 from ddtree.invariants.conformance.suite import Conformance
+from ddtree.invariants.strategies import AWKWARD_BUDGETS
 from ddtree.peers.own import Impl, Reference
 
 BY_ID = {prop.id: prop for prop in PROPERTIES}
@@ -139,7 +141,7 @@ def test_a_causal_stop_breaks_masks_that_are_no_trees(tile: int) -> None:
         for b, prefix_len in enumerate(layout.kv_indptr.diff().tolist()):
             start, end = layout.mask_indptr[b : b + 2].tolist()
             q_len = int(layout.qo_indptr[b + 1] - layout.qo_indptr[b])
-            seen = flat[start:end].view(q_len, -1)
+            seen = flat[start:end].view(q_len, prefix_len + q_len)
             for first in range(0, q_len, tile):
                 seen[first : first + tile, prefix_len + first + tile :] = False
         spoilt = spec.FlatMask(flat)
@@ -171,6 +173,69 @@ def test_positions_bound_at_capture_break_the_window() -> None:
     assert result.state == "broken"
     assert isinstance(result.case, AttentionCase)
     assert result.case.execution == "replay"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("wrong", [(13, 15), (37, 57)])
+def test_a_fault_of_two_widths_is_found(seed: int, wrong: tuple[int, ...]) -> None:
+    """Widths beside no word and no tile, within the examples of a run that nobody set up for them."""
+
+    def tree_mask(tree: spec.DraftTree, *arguments: Any) -> Any:
+        if tree.token_ids.shape[1] in wrong:
+            raise ValueError("no tile")
+        return spec.tree_mask(tree, *arguments)
+
+    result = hold(Backend.of(tree_mask), BY_ID["tree_mask"], seed=seed, seconds=30)
+    assert result.state == "broken"
+    assert f"q_len {wrong[0]}, num_nodes 1, prefix_len 0" in str(result.case)
+
+
+def test_nearly_every_width_is_drawn() -> None:
+    """Of 67 widths 60 cases have 55 at least, those beside words and tiles among them."""
+    drawn: list[int] = []
+
+    def tree_mask(tree: spec.DraftTree, *arguments: Any) -> Any:
+        drawn.append(tree.token_ids.shape[1])
+        return spec.tree_mask(tree, *arguments)
+
+    assert hold(Backend.of(tree_mask), BY_ID["tree_mask"], seconds=30).state == "holds"
+    assert len(drawn) == 60 and len(set(drawn)) >= 55
+    assert set(drawn) >= {budget + 1 for budget in AWKWARD_BUDGETS}
+
+
+def test_what_fails_only_after_other_calls_is_told(tmp_path: Path) -> None:
+    """A backend that keeps its first answer: each case by itself is right, in the run and from its file."""
+
+    class Keeps:
+        def __init__(self) -> None:
+            self.first: Any = None
+
+        def tree_mask(self, *arguments: Any) -> Any:
+            self.first = spec.tree_mask(*arguments) if self.first is None else self.first
+            return self.first
+
+    result = hold(Backend.of(Keeps, "keeps"), BY_ID["tree_mask"], folder=tmp_path)
+    assert (result.state, result.is_alone_right) == ("broken", True)
+    assert result.file is not None
+    told = again(Keeps, result.file)
+    assert (told.state, told.note) == ("holds", FAILED_AFTER_OTHERS)
+    assert violations(load(result.file)) == []
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_what_fails_by_itself_is_not_told_of_other_calls(made: bool, tmp_path: Path) -> None:
+    """Made anew or not; a mended backend is told that its case was written for a failure."""
+
+    class Wrong:
+        def tree_mask(self, *arguments: Any) -> Any:
+            return WRONG["tree_mask"](spec.tree_mask(*arguments))
+
+    thing = Wrong if made else Wrong()
+    result = hold(Backend.of(thing, "w"), BY_ID["tree_mask"], folder=tmp_path)
+    assert (result.state, result.is_alone_right) == ("broken", False)
+    assert result.file is not None
+    assert (again(Wrong, result.file).state, again(Wrong, result.file).note) == ("broken", "")
+    assert again(Reference, result.file).note == HELD_AGAIN
 
 
 def test_refusals_are_counted_by_reason() -> None:

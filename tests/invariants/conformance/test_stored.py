@@ -47,10 +47,10 @@ def same(one: Any, other: Any) -> bool:
 @given(data=hs.data())
 def test_a_case_comes_back_whole(prop: Property, data: hs.DataObject) -> None:
     """Call, execution, earlier call, inputs and options, of every property; check and replay read it too."""
-    case = data.draw(prop.cases(REFERENCE, 3))
+    case = data.draw(prop.cases(REFERENCE, 3, None))
     with TemporaryDirectory() as folder:
         path = write(Path(folder), REFERENCE, prop, case)
-        found, back = read(path)
+        found, back, _ = read(path)
         assert load(path).known()  # warns of no field: a warning is an error
         assert read_function(path).function == prop.function
     assert found is prop
