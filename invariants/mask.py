@@ -151,8 +151,8 @@ def _columns(call: Call, sizes: Sizes) -> dict[str, dict[int, diagnosis.Columns]
 def judged(call: Call, sizes: Sizes, b: int, seen: Seen) -> Tensor:
     """``[q_len]`` bool: the rows that are surely real nodes; nothing is demanded of the others.
 
-    Where nothing of a tree tells, a row is real if it is the root's, if a real row sees it, or if its position
-    is behind the root's and it sees another row.
+    Where no tree tells, a row is real if it is the root's, if a real row sees it, or if its position is
+    behind the root's and it sees another row.
     """
     q_len = seen.tree.shape[0]
     rows = torch.arange(q_len)

@@ -303,7 +303,7 @@ def _is_windowed(call: Call, whole: Lens, found: Lens) -> bool:
         return False
     if call.kv_indices is None or call.is_captured:
         return window.is_sure
-    return call.kv_indices.numel() == sum(found)
+    return _lists(call, sum(found))
 
 
 def _slots_are(call: Call, entries: int, claimed: int) -> bool:

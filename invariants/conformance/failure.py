@@ -36,8 +36,12 @@ ONLY_AFTER_OTHERS = (
     "it fails only after other calls: a new object of the backend passes this case by itself, so what "
     "earlier calls left in it decides"
 )
-FAILED_AFTER_OTHERS = "when it was written, it failed only after other calls: a new object of that backend passed it by itself"
-HELD_AGAIN = "the case was written for a failure: what failed was mended since, or it fails only after other calls"
+FAILED_AFTER_OTHERS = (
+    "when it was written, it failed only after other calls: a new object passed it by itself"
+)
+HELD_AGAIN = (
+    "it was written for a failure: that was mended since, or it fails only after other calls"
+)
 
 
 def smallest(*, was_cut: bool) -> str:

@@ -72,6 +72,17 @@ class Sees(Mine):
     def verify_attention(self, *arguments):
         output, _ = spec.verify_attention(*arguments)
         return output * 2 if arguments[0][0].any() else output
+
+
+class Keeps:
+    """Gives its first answer to every call."""
+
+    def __init__(self):
+        self.first = None
+
+    def tree_mask(self, *arguments):
+        self.first = self.first or spec.tree_mask(*arguments)
+        return self.first
 '''
 
 
@@ -118,8 +129,32 @@ def test_a_case_is_run_again_from_its_file(run: Run, folder: Path) -> None:
     assert [prop["file"] for prop in whole["properties"]] == [file]
     mended = run("conform", "mine.py:Mine", "--case", file)
     assert (mended.exit_code, "1 hold, 0 broken, 1 case" in mended.stdout) == (0, True)
+    assert "was mended since" in " ".join(mended.stdout.replace("│", " ").split())
     assert run("conform", "mine.py:Sees", "--case", file, "--html", "p.html").exit_code == 1
     assert again in (folder / "p.html").read_text()
+
+
+def test_what_fails_only_after_other_calls_is_said(run: Run, folder: Path) -> None:
+    """In the report, its JSON and page, and where the case alone is run again and holds."""
+    (folder / "mine.py").write_text(MINE)
+    some = ("conform", "mine.py:Keeps", "--examples", "9")
+    said = "fails only after other calls"
+    first = run(*some, "--html", "p.html")
+    assert (first.exit_code, said in first.stdout, said in (folder / "p.html").read_text()) == (
+        1,
+        True,
+        True,
+    )
+    told = json.loads(run(*some, "--json").stdout)["properties"]
+    (kept,) = [prop for prop in told if prop["state"] == "broken"]
+    assert kept["fails_only_after_other_calls"] is True
+    again = run("conform", "mine.py:Keeps", "--case", kept["file"])
+    assert again.exit_code == 0
+    assert "it failed only after other calls" in " ".join(again.stdout.replace("│", " ").split())
+    (held,) = json.loads(run("conform", "mine.py:Keeps", "--case", kept["file"], "--json").stdout)[
+        "properties"
+    ]
+    assert held["note"].startswith("when it was written, it failed only after other calls")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from ddtree import impl
 from ddtree.impl import CapturedCheck, check
 from ddtree.impl.check_sites import SITES, as_markdown
-from ddtree.invariants import TABLE, Call, InvariantViolation, debug
+from ddtree.invariants import TABLE, Call, InvariantViolation, debug, violations
 from ddtree.spec import Budget, Horizon, InputError, VerifyLayout
 from tests.impl.bigram import BigramTarget
 from tests.impl.cases import DEVICE
@@ -122,6 +122,27 @@ def test_trees_without_counts_are_left_to_the_host() -> None:
     run(made)
     violation = made.wait()
     assert violation is not None and violation.invariant == "out_cache_loc"
+
+
+@pytest.mark.parametrize("names", [("parents",), ("depths",), ("depths", "num_nodes")])
+def test_masks_beside_parts_of_trees_are_judged_as_on_the_host(names: tuple[str, ...]) -> None:
+    """A causal mask is caught by parents or depths alone; trees that are not counted leave it to the host."""
+    whole = whole_round()
+    known = {n: getattr(whole, n) for n in (*names, "qo_indptr", "kv_indptr", "positions")}
+    ends = [0, *(17 * (p + 17) for p in (5, 3))]
+    causal = torch.cat([torch.ones(17, p + 17).tril(p).bool().flatten() for p in (5, 3)])
+    assert whole.custom_mask is not None and whole.custom_mask.numel() == sum(ends)
+    is_counted = "num_nodes" in names
+    for mask in (whole.custom_mask, causal):
+        call = Call(custom_mask=mask, **known)
+        made, expected = CapturedCheck(on_device(call)), next(iter(violations(call)), None)
+        assert (expected is None) == (mask is not causal)
+        run(made)
+        assert told(made.wait()) == told(expected)
+        assert made.counts[1] == (mask is causal and is_counted)
+        assert bool(made.doubts) != is_counted
+        if is_counted:
+            assert differences(str(names), lambda call=call: call) == []
 
 
 def test_a_strided_field_is_read_as_it_is_at_each_launch() -> None:

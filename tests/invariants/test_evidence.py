@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ddtree.decoding.founding_bug import configured_width
 from ddtree.invariants import Call, InvariantViolation, debug, report, violations
@@ -557,6 +559,51 @@ def test_attention_alone_in_debug_mode() -> None:
         by_row = replace(layout, positions=torch.arange(8))
         with pytest.raises(InvariantViolation, match="mask_positions"):
             verify_attention(**made, **pools, layout=by_row, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("names", "invariant", "other"),
+    [
+        ((), "mask_positions", None),
+        (("depths",), "mask_positions", None),
+        (("depths", "num_nodes"), "mask_positions", None),
+        (("scores",), "mask_positions", None),
+        (("parents",), "visibility", "visibility"),
+        (("parents", "num_nodes"), "visibility", "visibility"),
+        (("parents", "depths"), "visibility", "visibility"),
+        (("parents", "depths", "scores", "token_ids"), "visibility", "visibility"),
+    ],
+)
+@pytest.mark.parametrize("horizon", [2, 7])
+def test_whatever_is_known_of_a_tree_holds_the_mask(
+    names: tuple[str, ...], invariant: str, other: str | None, horizon: int
+) -> None:
+    """A causal mask, and a row below its aunt; padding rows may see anything."""
+    tree, layout, mask = verify([9, 30], 12, 3, horizon=horizon)
+    known = {name: getattr(tree, name) for name in names}
+
+    def first(mask: Tensor) -> str | None:
+        found = violations(Call.of(layout, custom_mask=mask, **known))
+        return found[0].invariant if found else None
+
+    squares = [
+        mask.allowed[start:end].view(13, -1) for start, end in pairwise(layout.mask_indptr.tolist())
+    ]
+    assert first(mask.allowed) is None
+    causal = [torch.ones_like(s).tril(s.shape[1] - 13) for s in squares]
+    assert first(torch.cat([s.flatten() for s in causal])) == invariant
+    padded = [s.clone() for s in squares]
+    for square, nodes in zip(padded, tree.num_nodes.tolist(), strict=True):
+        square[nodes:] = False
+    if names:
+        assert first(torch.cat([s.flatten() for s in padded])) is None
+    moved = squares[0].clone()
+    depths, parents = tree.depths[0].tolist(), tree.parents[0].tolist()
+    row = next(r for r in range(12, 0, -1) if depths[r] == 2)
+    aunt = next(r for r in range(1, row) if depths[r] == 1 and r != parents[row])
+    assert row not in parents
+    moved[row, 9 + parents[row]], moved[row, 9 + aunt] = False, True
+    assert first(torch.cat([moved.flatten(), squares[1].flatten()])) == other
 
 
 def test_a_mask_without_a_prefix_length_is_not_checked() -> None:
