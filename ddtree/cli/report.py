@@ -53,6 +53,8 @@ def report(
       the draft tree, its accepted path and its padding
       the mask as a heat map: which bits leak, which are hidden
       every invariant: held, broken, not checked and why
+    Of a failing case of ddtree conform: the property, what the backend did
+    otherwise, and the mask as its rows saw it.
     Of a conformance run: each property, with its smallest failing case drawn.
     Of an isolation: the sentence, the factors, and the crossing behind it.
 
@@ -97,9 +99,11 @@ def require_page(out: Path) -> None:
 
 def _call_page(file: Path) -> tuple[str, bytes]:
     captured = read_call(file)
+    from ddtree.invariants.conformance.failed import failed_in
     from ddtree.pictures.pages.call import Source, call_page
 
-    return call_page(captured.call, Source(file, captured.not_read, _function(file)))
+    source = Source(file, captured.not_read, _function(file), failed_in(file))
+    return call_page(captured.call, source)
 
 
 def _function(file: Path) -> str | None:

@@ -18,7 +18,7 @@ from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.calls import dealt
 from ddtree.invariants.conformance.failure import FAILED_AFTER_OTHERS, HELD_AGAIN, told_of
 from ddtree.invariants.conformance.properties import PROPERTIES, Case, Property
-from ddtree.invariants.conformance.stored import read, write
+from ddtree.invariants.conformance.stored import Told, read, write
 from ddtree.spec.errors import InputError, require
 
 MOST = 3
@@ -125,7 +125,10 @@ def hold(
         return Result(prop, state, search.ran, search.refused, seconds=spent)
     case, what = search.smallest
     is_alone_right = _passes_alone(backend, prop, case)
-    file = None if folder is None else write(folder, backend, prop, case, is_alone_right)
+    file = None
+    if folder is not None:
+        failure = Told(what, was_cut=search.was_cut, is_alone_right=is_alone_right)
+        file = write(folder, backend, prop, case, failure)
     return Result(
         prop, "broken", search.ran, search.refused, what, case, search.was_cut, is_alone_right,
         file=file, seconds=spent,

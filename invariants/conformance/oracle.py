@@ -97,6 +97,29 @@ def explain(case: AttentionCase, result: object, wrong: dict[int, list[int]]) ->
     return f"{where} {' and '.join(said) or 'differs between its query heads'}"
 
 
+def seen_sets(case: AttentionCase, result: object, wrong: dict[int, list[int]]) -> Tensor:
+    """``[T, entries]`` int8: 1 where a row saw an entry, by its output; -1 in a row whose set is not known.
+
+    Rows that are not wrong, and padding, stand with what they should see.
+    """
+    call, group = case.call, case.q_heads // case.kv_heads
+    sets = _expected_sets(call).to(torch.int8)
+    output = output_of(result, sets.shape[0]).double()
+    for b, rows in wrong.items():
+        for row in rows:
+            at = int(call.layout.qo_indptr[b]) + row
+            expected = set(sets[at].nonzero().flatten().tolist())
+            # one head of each group tells the whole set: the first that tells another than it should
+            heads = (output[at, head::group].flatten() for head in range(group))
+            told = [
+                _decode(case, lanes, sets.shape[1]) if lanes.any() else set() for lanes in heads
+            ]
+            seen = next((entries for entries in told if entries != expected), expected)
+            sets[at] = -1 if seen is None else 0
+            sets[at, sorted(seen or ())] = 1
+    return sets
+
+
 def _segments(call: VerifyCall) -> Iterator[tuple[int, slice, slice]]:
     """For each request the number of its first entry, its prefix entries and its rows."""
     kv, qo = call.layout.kv_indptr.tolist(), call.layout.qo_indptr.tolist()

@@ -3,6 +3,7 @@
 A property joins by a line in ``PROPERTIES``.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -124,6 +125,21 @@ def visible_difference(backend: Backend, case: AttentionCase) -> str:
     result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
     wrong = oracle.wrong_rows(case, result)
     return oracle.explain(case, result, wrong) if wrong else ""
+
+
+def visible_rows(backend: Backend, case: AttentionCase, what: str) -> Tensor | None:
+    """What each row saw in a case that failed with ``what``; None where it now comes out otherwise."""
+    try:
+        with warnings.catch_warnings(), backend.patience.for_a_call():
+            warnings.simplefilter("ignore")
+            result = attend(backend, case, lambda call, slots: oracle.inputs(case, call, slots))
+            wrong = oracle.wrong_rows(case, result)
+            is_same = bool(wrong) and oracle.explain(case, result, wrong) == what
+            return oracle.seen_sets(case, result, wrong) if is_same else None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 # a backend may raise anything, SystemExit too
+        return None
 
 
 def value_difference(backend: Backend, case: AttentionCase) -> str:

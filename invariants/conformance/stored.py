@@ -6,6 +6,7 @@ with an earlier call), and the seed and options that its inputs are made from. I
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -13,12 +14,16 @@ from torch import Tensor
 from ddtree.invariants.capture import kind_of, require_kind
 from ddtree.invariants.conformance.attend import AttentionCase
 from ddtree.invariants.conformance.backend import Backend
+from ddtree.invariants.conformance.failed import Failed
+from ddtree.invariants.conformance.failure import ONLY_AFTER_OTHERS, smallest
 from ddtree.invariants.conformance.properties import (
     PROPERTIES,
     Case,
     Property,
     arguments_of,
     captured_call,
+    visible_difference,
+    visible_rows,
 )
 from ddtree.invariants.conformance.steps import StepCase
 from ddtree.invariants.packed import CONTRACTS, pack, unpack
@@ -35,22 +40,53 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Told:
+    """How a case failed."""
+
+    what: str
+    """What the backend does otherwise."""
+    was_cut: bool = False
+    """Time was up before the case was the smallest."""
+    is_alone_right: bool = False
+    """A new object of the backend passes it."""
+
+
 def write(
-    folder: Path, backend: Backend, prop: Property, case: Case, is_alone_right: bool = False
+    folder: Path, backend: Backend, prop: Property, case: Case, failure: Told | None = None
 ) -> Path:
-    """Write a case of a backend, named by both, with what the backend makes of it."""
+    """Write a case of a backend, named by both, with what the backend makes of it and how it failed."""
     name = "-".join("".join(c if c.isalnum() else " " for c in f"{backend.name} {prop.id}").split())
     tensors: dict[str, Tensor] = {}
     told = json.dumps(pack(case, PREFIX, tensors, kinds=_KINDS))
+    words: dict[str, str] = {}
+    rows: dict[str, Tensor] = {}
+    if failure is not None:
+        words, rows = _failed(backend, prop, case, failure).packed()
+        words |= {ALONE: "true"} if failure.is_alone_right else {}
     return record(
         folder / f"{name}.safetensors",
         prop.function,
         arguments_of(case),
         captured_call(backend, case),
-        beside=Beside(
-            tensors,
-            {PROPERTY: prop.id, CASE: told} | ({ALONE: "true"} if is_alone_right else {}),
-        ),
+        beside=Beside(tensors | rows, {PROPERTY: prop.id, CASE: told} | words),
+    )
+
+
+def _failed(backend: Backend, prop: Property, case: Case, failure: Told) -> Failed:
+    """The failure for whoever reads the file alone."""
+    seen = None
+    if isinstance(case, AttentionCase) and prop.difference is visible_difference:
+        seen = visible_rows(backend, case, failure.what)
+    return Failed(
+        backend.name,
+        prop.id,
+        prop.statement,
+        failure.what,
+        smallest(was_cut=failure.was_cut),
+        str(case),
+        ONLY_AFTER_OTHERS if failure.is_alone_right else "",
+        seen,
     )
 
 

@@ -82,6 +82,65 @@ def test_conform_and_its_json_give_one_page(run: Run, folder: Path) -> None:
     assert "wrote run.html" in run(*args, "--html", "run.html").stdout
 
 
+WRONG = """
+import torch
+
+from ddtree import spec
+
+
+class Wide:
+    def verify_attention(self, *given):
+        *tensors, layout, mask = given
+        wrong = spec.FlatMask(mask.allowed.clone())
+        if layout.max_q_len == 3:
+            wrong.allowed[-4] = True  # the last but one row of the last request sees its last row
+        return spec.verify_attention(*tensors, layout, wrong)
+
+
+class Double:
+    def verify_attention(self, *given):
+        output, _ = spec.verify_attention(*given)
+        return output * 2
+"""
+
+
+def test_a_failing_case_is_told_as_broken(run: Run, folder: Path) -> None:
+    """By its backend, its property and its words; the heat map marks the bit that the row saw."""
+    (folder / "mine.py").write_text(WRONG)
+    ran = run("conform", "mine.py:Wide", "--only", "visible set", "--examples", 100, "--json")
+    found = json.loads(ran.stdout)["properties"][0]
+    assert found["state"] == "broken"
+    assert "row 1 of request 0 sees row 2" in found["what"]
+    result = run("report", found["file"], "--out", "page.html")
+    assert result.stdout.startswith("mine.py:Wide: visible set is broken\n")
+    page = parsed((folder / "page.html").read_bytes())
+    assert page.one("h1").text == "mine.py:Wide: visible set is broken"
+    assert page.one("p", class_="statement").text == f"✕ {found['what']}"
+    assert page.one("section", class_="bad-card").text.count(found["smallest_case"]) == 1
+    assert page.all("section", class_="good-card") == []
+    (prefix,) = [
+        int(part.split()[1])
+        for part in found["smallest_case"].split(", ")
+        if part.startswith("prefix_len")
+    ]
+    assert len(page.all("g", class_="leaked", data_bits=f"1,{prefix + 2}")) == 1
+    assert page.all("g", class_="hidden") == []
+    assert f"ddtree conform mine.py:Wide --case {found['file']}" in page.text
+
+
+def test_wrong_numbers_are_told_as_broken(run: Run, folder: Path) -> None:
+    """There is no bit to mark: title and box say it, beside the call that was given."""
+    (folder / "mine.py").write_text(WRONG)
+    assert run("conform", "mine.py:Double", "--only", "values, float32").exit_code == BROKEN
+    result = run("report", "ddtree-conform/mine-py-Double-values-float32.safetensors")
+    assert result.stdout.startswith("mine.py:Double: values, float32 is broken\n")
+    name = "ddtree-conform/mine-py-Double-values-float32.html"
+    page = parsed((folder / name).read_bytes())
+    assert "output of row 0 of request 0 is off by" in page.one("p", class_="statement").text
+    assert "the call itself is sound, what the backend makes of it is not" in page.text
+    assert page.all("section", class_="good-card") == []
+
+
 def test_isolate_and_its_json_give_one_page(run: Run, folder: Path) -> None:
     """``--html``, and ``report`` on what ``--out`` wrote."""
     result = run(

@@ -11,13 +11,14 @@ from ddtree.invariants import TABLE, InvariantViolation, Report
 from ddtree.invariants import report as checked
 from ddtree.invariants.call import Call
 from ddtree.invariants.capture import named
+from ddtree.invariants.conformance.failed import Failed
 from ddtree.invariants.sizes import Sizes, sizes_of, tree_rows
 from ddtree.pictures.pages import tree as of_tree
 from ddtree.pictures.pages.markup import Markup, counted, join, table, tag, text
 from ddtree.pictures.pages.mask import mask_picture
 from ddtree.pictures.pages.page import command, facts, folded, page, section, state
 from ddtree.pictures.pages.ruler import ruler_picture, rulers
-from ddtree.pictures.pages.seen import Seen, seen
+from ddtree.pictures.pages.seen import Seen, as_seen, seen
 from ddtree.pictures.view import TreeView
 
 MOST_REQUESTS = 12
@@ -34,16 +35,19 @@ class Source:
     not_read: dict[str, str]
     function: str | None = None
     """The public function that was called, where its arguments are in the file: it can be run again."""
+    failed: Failed | None = None
+    """The failure, where the file is a case of ``ddtree conform``."""
 
 
 def call_page(call: Call, source: Source) -> tuple[str, bytes]:
-    """The title and the page of one captured call."""
-    report = checked(call)
-    title = title_of(report)
+    """The title and the page of one captured call, or of a case that a backend failed."""
+    report, failed = checked(call), source.failed
+    title = title_of(report) if failed is None else f"{failed.backend}: {failed.property} is broken"
     return title, page(
         title,
-        f"captured call · {source.file.name}",
-        call_pictures(call, report),
+        f"{'captured call' if failed is None else 'failing case'} · {source.file.name}",
+        None if failed is None else _failure(failed, report),
+        call_pictures(call, report, failed),
         _invariants(report),
         _again(source),
         _fields(call, source),
@@ -59,25 +63,51 @@ def title_of(report: Report) -> str:
     return f"{first.invariant} is broken{place}"
 
 
-def call_pictures(call: Call, report: Report) -> Markup:
-    """What is broken, and where to see it: also for a call within another page."""
+def call_pictures(call: Call, report: Report, failed: Failed | None = None) -> Markup:
+    """What is broken, and where to see it: also for a call within another page.
+
+    Of a case that a backend failed the mask is drawn as the backend saw it, where that is known.
+    """
     call = call.on_cpu()
     sizes = sizes_of(call)
     return join(
         [
-            verdict(report),
+            verdict(report, is_good=failed is None),
             tag("section", facts(_facts(call, sizes))),
             _rulers(call, sizes),
-            *_requests(call, sizes, report),
+            *_requests(call, sizes, report, failed),
         ]
+    )
+
+
+# the failure of a backend
+
+
+def _failure(failed: Failed, report: Report) -> Markup:
+    """What the run told of it: the property, what the backend did otherwise, and the case."""
+    sound = "the call itself is sound, what the backend makes of it is not" if report.ok else ""
+    return tag(
+        "section",
+        tag("p", tag("strong", f"✕ {failed.what}"), class_="statement"),
+        facts(
+            {
+                "backend": failed.backend,
+                "property": failed.property,
+                "must hold": failed.statement,
+                failed.called: failed.case,
+                **({"the checker": sound} if sound else {}),
+                **({"alone": failed.note} if failed.note else {}),
+            }
+        ),
+        class_="verdict bad-card",
     )
 
 
 # the violation
 
 
-def verdict(report: Report) -> Markup:
-    """The first violation in words and numbers, then the others."""
+def verdict(report: Report, *, is_good: bool = True) -> Markup:
+    """The first violation in words and numbers, then the others; green where nothing at all is wrong."""
     broken = {violation.invariant for violation in report.broken}
     counts = f"{len(report.held)} held, {len(broken)} broken, {len(report.not_checked)} not checked"
     if not report.broken:
@@ -89,7 +119,7 @@ def verdict(report: Report) -> Markup:
         said = tag(
             "p", tag("strong", "✓ Nothing that could be checked is broken"), f": {counts}.{missing}"
         )
-        return tag("section", said, class_="verdict good-card")
+        return tag("section", said, class_="verdict good-card" if is_good else "verdict")
     first, *others = report.broken
     rest = [tag("li", _one_line(other)) for other in others[:MOST_SAID]]
     if len(others) > MOST_SAID:
@@ -170,10 +200,14 @@ def _rulers(call: Call, sizes: Sizes) -> Markup | None:
     return section("Where each request's segment is", *drawn, note=note)
 
 
-def _requests(call: Call, sizes: Sizes, report: Report) -> list[Markup]:
+def _requests(
+    call: Call, sizes: Sizes, report: Report, failed: Failed | None = None
+) -> list[Markup]:
     """The pictures of each request: the first violation's and the first with wrong bits open, on top."""
     in_use = [b for b in range(sizes.batch) if b not in sizes.idle]
     views = {b: seen(call, sizes, b) for b in in_use}
+    if failed is not None and failed.seen is not None:
+        views = as_seen(views, failed.seen, failed.backend)
     first = next((v.request for v in report.broken if v.request is not None), None)
     broken = {v.request for v in report.broken}
 
@@ -287,6 +321,8 @@ def _invariants(report: Report) -> Markup:
 
 def _again(source: Source) -> Markup:
     lines = [command(f"ddtree check {source.file}")]
+    if source.failed is not None:
+        lines.insert(0, command(f"ddtree conform {source.failed.backend} --case {source.file}"))
     if source.function:
         note = f"The file also holds the arguments of {source.function}. Run it on reference and kernels:"
         lines += [tag("p", note, class_="note"), command(f"ddtree replay {source.file}")]

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddtree.invariants import report as checked
 from ddtree.invariants.capture import read
+from ddtree.invariants.conformance.failed import failed_in
 from ddtree.invariants.conformance.failure import ONLY_AFTER_OTHERS, smallest
 from ddtree.invariants.conformance.fuzz import ids
 from ddtree.pictures.pages.call import call_pictures
@@ -111,7 +112,7 @@ def _drawn(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) 
     except InputError as error:
         return [tag("p", f"{error}", class_="note"), *commands]
     report = checked(call)
-    drawn = call_pictures(call, report)
+    drawn = call_pictures(call, report, failed_in(file))
     if not report.ok:
         told = tag("p", "The call that the backend made:", class_="note")
         return [folded("the call, drawn", told, drawn, open_=is_open), *commands]

@@ -1,6 +1,6 @@
 """What a call's mask lets each row of a request see, as a kernel reads it, beside what the row must see."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from torch import Tensor
 from ddtree.invariants import mask as of_mask
 from ddtree.invariants.call import Call
 from ddtree.invariants.sizes import Sizes, ancestors, diffs, tree_rows
+from ddtree.pictures.pages.markup import ranges
 from ddtree.pictures.view import Cell
 
 Bits = NDArray[np.bool_]
@@ -129,6 +130,37 @@ def seen(call: Call, sizes: Sizes, b: int) -> Seen | None:
         outside=outside,
         reading=reading,
     )
+
+
+def as_seen(views: dict[int, Seen | None], sets: Tensor, backend: str) -> dict[int, Seen | None]:
+    """The views with what the rows of a backend saw in place of the mask that it was given.
+
+    Args:
+        views: every request of the call, in order.
+        sets: ``[T, entries]`` as ``oracle.seen_sets`` gives them.
+        backend: its name.
+    """
+    made: dict[int, Seen | None] = {}
+    row = entry = 0
+    for b, view in views.items():
+        if view is None:
+            return views  # where the next request begins is not known
+        width = view.prefix + view.rows
+        own = sets[row : row + view.rows].numpy()
+        found = own[:, entry : entry + width] > 0
+        if found.shape != view.found.shape:
+            return views
+        told = [f"drawn as {backend} saw it, decoded from its output"]
+        others = np.delete(own, np.s_[entry : entry + width], axis=1)
+        for rows, said in (
+            ((others > 0).any(1), "also saw entries of other requests, which have no column here"),
+            ((own < 0).any(1), "gave no mean of entries: what they saw is not known"),
+        ):
+            if rows.any():
+                told.append(f"rows {ranges(np.flatnonzero(rows).tolist())} {said}")
+        made[b] = replace(view, found=found, reading="; ".join(told), outside=0)
+        row, entry = row + view.rows, entry + width
+    return made
 
 
 def _sound_mask(call: Call, sizes: Sizes, b: int) -> Bits | None:

@@ -104,3 +104,40 @@ def test_random_numbers_may_hide_what_the_oracle_shows() -> None:
     assert torch.equal(*outputs)
     told = seen_by(Faulty(of_masks(hides(1, 3))), case)[1]
     assert told == "row 1 of request 0 does not see row 0"
+
+
+def test_the_sets_of_wrong_rows_are_given_bit_by_bit() -> None:
+    """What rows saw under masks and slots that were changed at random, another request's entries too."""
+    case = case_of(Cell(9, 5, branching=True, padding=True, batch=2), torch.float32)
+    call, generator = case.call, torch.Generator().manual_seed(0)
+    qo, kv = call.layout.qo_indptr.tolist(), call.layout.kv_indptr.tolist()
+    flip = torch.rand(qo[-1], kv[-1] + qo[-1], generator=generator) < 0.1
+    sets = oracle._expected_sets(call)
+    slots = call.layout.kv_indices.clone()
+    slots[[0, kv[1]]] = slots[[kv[1], 0]]  # the first prefix entries of both requests change places
+    mask = spec.tree_mask(call.tree, call.layout, "flat")
+    wanted, at = torch.zeros_like(sets), call.layout.mask_indptr.tolist()
+    for b in range(2):
+        first, width = kv[b] + qo[b], kv[b + 1] - kv[b] + qo[b + 1] - qo[b]
+        own = slice(first, first + width)
+        wanted[qo[b] : qo[b + 1], own] = (sets ^ flip)[qo[b] : qo[b + 1], own]
+        mask.allowed[at[b] : at[b + 1]] = wanted[qo[b] : qo[b + 1], own].flatten()
+    other = kv[1] + qo[1]
+    wanted[:, [0, other]] = wanted[:, [other, 0]]
+    layout = replace(call.layout, kv_indices=slots)
+
+    def verify_attention(
+        q: Tensor, k: Tensor, v: Tensor, kp: Tensor, vp: Tensor, *_: object
+    ) -> Tensor:
+        return spec.verify_attention(q, k, v, kp, vp, layout, mask)[0]
+
+    given = Backend.of(verify_attention)
+    result = attend(given, case, lambda call, slots: oracle.inputs(case, call, slots))
+    wrong = oracle.wrong_rows(case, result)
+    found = oracle.seen_sets(case, result, wrong)
+    rows = [qo[b] + row for b, own in wrong.items() for row in own]
+    assert len(rows) > 8
+    assert torch.equal(found[rows].bool(), wanted[rows])
+    assert found.min() == 0
+    nothing = oracle.seen_sets(case, torch.full_like(result, torch.nan), {1: [2]})
+    assert nothing[qo[1] + 2].tolist() == [-1] * sets.shape[1]
