@@ -54,7 +54,7 @@ def find(name: str, verb: str) -> tuple["Backend", str]:
             f"ddtree {verb}  (lists the built-in ones)",
         )
     if peer is None:
-        return _yours(name, verb), name
+        return _yours(name), name
     import torch
 
     if peer.cuda and not torch.cuda.is_available():
@@ -75,7 +75,7 @@ def _versions(packages: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _yours(name: str, verb: str) -> "Backend":
+def _yours(name: str) -> "Backend":
     """The object of a module on the path or in this folder, or of a file."""
     from ddtree.invariants.conformance import Backend
     from ddtree.invariants.conformance.failure import told_of
@@ -99,7 +99,7 @@ def _yours(name: str, verb: str) -> "Backend":
         return Backend.of(found, name)
     except InputError as error:
         if error.__cause__ is None:
-            fail(str(error), f"ddtree {verb} --help")
+            fail(str(error), "ddtree conform --help  (says what a backend offers)")
         step = f"make the object in the module, mine = {attribute}(...), and name it {module}:mine"
         fail(str(error), step)
 

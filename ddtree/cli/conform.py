@@ -74,6 +74,9 @@ def conform(
                                layout, mask):
               return kernel(query, ..., layout.qo_indptr, mask.allowed)
 
+    It says of itself, where that is not the default: mask_forms, dtypes,
+    tolerances, device, capture, any_mask, call_limit.
+
     Budgets, batches, prefixes, branching, padding, page sizes, dtypes, fixed
     buffers and replays are drawn at random. Attention is also given zero
     queries and keys and powers of two for values: its output is then the

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ddtree.invariants.conformance.attributes import ATTRIBUTES, TOLERANCES, checked, read
 from ddtree.invariants.conformance.failure import told_of
 from ddtree.invariants.conformance.patience import CALL_LIMIT, Patience
 from ddtree.spec.errors import InputError, require
@@ -34,8 +35,6 @@ FUNCTIONS = (
     "commit_kv",
 )
 """The public functions that a backend may offer."""
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Largest difference of an attention's output, over 1 or the number expected: some roundings of the dtype."""
 
 
 class Refused(Exception):
@@ -76,6 +75,9 @@ class Backend:
         return fresh
 
     def __post_init__(self) -> None:
+        given = {attribute: getattr(self, attribute) for attribute in ATTRIBUTES}
+        for attribute, value in checked(self.name, given).items():
+            object.__setattr__(self, attribute, value)
         object.__setattr__(self, "patience", Patience(self.call_limit))
 
     @classmethod
@@ -83,8 +85,8 @@ class Backend:
         """Read what an object offers.
 
         Raises:
-            InputError: it offers none of the public functions, or it is a class of which no object can be
-                made; the exception of the class is then its cause.
+            InputError: it offers none of the public functions, an attribute is not what it must be, or it is
+                a class of which no object can be made; the exception of the class is then its cause.
         """
         if isinstance(thing, cls):
             return thing
@@ -98,8 +100,9 @@ class Backend:
                 raise InputError(
                     f"{name or make.__name__} cannot be made: {told_of(error)}"
                 ) from error
-        found = {n: getattr(thing, n) for n in FUNCTIONS if callable(getattr(thing, n, None))}
         called = getattr(thing, "__name__", type(thing).__name__)
+        offered = {n: read(thing, n, name or called) for n in FUNCTIONS}
+        found = {n: function for n, function in offered.items() if callable(function)}
         if not found and callable(thing):
             found = {called if called in FUNCTIONS else "verify_attention": thing}
         require(
@@ -107,16 +110,10 @@ class Backend:
         )
         given = {
             key: value
-            for key in (
-                "mask_forms",
-                "dtypes",
-                "tolerances",
-                "device",
-                "capture",
-                "any_mask",
-                "call_limit",
-            )
-            if (value := getattr(thing, key, None)) is not None and not inspect.ismodule(value)
+            for key in ATTRIBUTES
+            if (value := read(thing, key, name or called)) is not None
+            and not inspect.ismodule(value)
+            and not (inspect.ismodule(thing) and value is torch.device)  # of its own imports
         }
         return cls(name or called, found, make=make, **given)
 

@@ -18,6 +18,7 @@ from ddtree.invariants.conformance.backend import Backend
 from ddtree.invariants.conformance.failure import ONLY_AFTER_OTHERS, smallest
 from ddtree.invariants.conformance.fuzz import hold
 from ddtree.invariants.conformance.properties import PROPERTIES, Property
+from ddtree.spec.errors import InputError
 
 
 class Conformance:
@@ -33,7 +34,10 @@ class Conformance:
     @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.id)
     def test_conforms(self, prop: Property, tmp_path: Path) -> None:
         """The backend does what the reference does."""
-        backend = Backend.of(self.backend)
+        try:
+            backend = Backend.of(self.backend)
+        except InputError as error:
+            pytest.fail(str(error), pytrace=False)
         if why := prop.offered(backend):
             pytest.skip(why)
         result = hold(

@@ -265,6 +265,58 @@ def test_a_class_that_cannot_be_made_is_refused(
     assert [path.name for path in folder.iterdir() if "conform" in path.name] == []
 
 
+ATTRIBUTES = {
+    "dtypes = ('float32',)": "dtypes is ('float32',); allowed is a tuple of one or more of torch.float32,",
+    "dtypes = torch.float32": "dtypes is torch.float32; allowed is a tuple of one or more of torch.float32,",
+    "dtypes = (torch.float64,)": "dtypes is (torch.float64,); allowed is a tuple of one or more of",
+    "mask_forms = ()": "mask_forms is (); allowed is a tuple of one or more of 'flat', 'packed', 'den",
+    "mask_forms = 'flat'": "mask_forms is 'flat'; allowed is a tuple of one or more of 'flat'",
+    "call_limit = -1": "call_limit is -1; allowed is a number of seconds over 0, at most 1e+09",
+    "call_limit = float('inf')": "call_limit is inf; allowed is a number of seconds over 0",
+    "device = 'nowhere'": "device is 'nowhere'; allowed is a device that torch can use here, such as 'cpu'",
+    "device = 'cuda:63'": "device is 'cuda:63'; allowed is a device that torch can use here, such as 'cpu'",
+    "device = 'meta'": "device is 'meta'; allowed is a device that torch can use here, such as 'cpu'",
+    "device = 0": "device is 0; allowed is a device that torch can use here",
+    "tolerances = {}": (
+        "tolerances is {}; allowed is a mapping with a finite number from 0 on for each of torch.float32, "
+        "torch.float16, torch.bfloat16; it has none for torch.float32, torch.float16, torch.bfloat16"
+    ),
+    "tolerances = 0.1": "tolerances is 0.1; allowed is a mapping with a finite number",
+    "tolerances = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), 'x')": "tolerances is {",
+    "any_mask = 'no'": "any_mask is 'no'; allowed is True or False",
+    "capture = 3": "capture is 3; allowed is a function that takes what verify_attention takes",
+    "dtypes = property(lambda self: 1 / 0)": "dtypes cannot be read: it raised ZeroDivisionError: division",
+}
+
+
+@pytest.mark.parametrize("line", ATTRIBUTES)
+def test_an_attribute_that_is_not_allowed_is_refused(run: Run, folder: Path, line: str) -> None:
+    """It is named with what stands there and what is allowed, before a call is made; by every way in."""
+    (folder / "own.py").write_text(
+        "import torch\n\n\nclass Mine:\n"
+        f"    {line}\n\n"
+        "    def verify_attention(self, *given):\n        raise AssertionError('called')\n"
+    )
+    for verb in ("conform", "isolate"):
+        result = run(verb, "own.py:Mine", "--json")
+        assert (result.exit_code, result.stdout) == (2, ""), result.stdout
+        first, step = result.stderr.splitlines()
+        assert first.startswith(f"error: own.py:Mine: {ATTRIBUTES[line]}")
+        assert step.startswith("next: ddtree conform --help")
+
+
+def test_attributes_may_be_lists_and_devices(run: Run, folder: Path) -> None:
+    """And of one dtype a tolerance is enough."""
+    (folder / "own.py").write_text(
+        "import torch\n\nfrom ddtree import spec\n\n\nclass Mine:\n"
+        "    mask_forms, dtypes = ['bits', 'flat'], [torch.float16]\n"
+        "    tolerances, device, call_limit = {torch.float16: 0.01}, torch.device('cpu'), 30\n\n"
+        "    def verify_attention(self, *given):\n        return spec.verify_attention(*given)\n"
+    )
+    result = run("conform", "own.py:Mine", "--only", "v", "--examples", 4)
+    assert (result.exit_code, "4 hold, 0 broken" in result.stdout) == (0, True), result.stdout
+
+
 def test_a_backend_that_refuses_everything_is_not_green(run: Run, folder: Path) -> None:
     """Nothing was judged: exit code 2, with the reason."""
     (folder / "mine.py").write_text(MINE)
