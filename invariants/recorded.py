@@ -103,6 +103,7 @@ def read(path: Path) -> Recorded:
     Raises:
         InputError: no safetensors file, or one without a function or without its arguments.
     """
+    require(not path.is_dir(), f"{path} is a folder, not a file")
     require(path.is_file(), f"there is no file {path}")
     require_kind(path)
     require(

@@ -111,7 +111,8 @@ def _of_path(module: str) -> ModuleType:
 
 def _of_file(path: Path) -> ModuleType:
     if not path.is_file():
-        fail(f"there is no file {path}", "check the path")
+        why = f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}"
+        fail(why, "check the path")
     sys.path.insert(0, str(path.parent.absolute()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -86,6 +86,10 @@ def conform(
     masks that are no tree's too; a call of over call_limit seconds (60) is
     interrupted and told as endless.
 
+    The state of a property, in the JSON too: holds (no case failed; with
+    cases_were_cut time was up before all ran, so it holds so far), broken,
+    refused (every case was), not offered.
+
     Exit code: 0 what is offered holds, 1 something is broken, 2 not possible,
     or every case was refused.
 
@@ -231,9 +235,11 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
     broken = sum(r.state == "broken" for r in results)
     held = sum(r.state == "holds" for r in results)
     cases = counted(sum(r.examples for r in results), "case")
+    so_far = sum(r.state == "holds" and r.was_cut for r in results)
+    cut = f" ({so_far} of them so far: time was up, --seconds gives more)" if so_far else ""
     verdict, style = (
-        f"{held} hold, {broken} broken, {cases}",
-        "bold red" if broken else "bold green",
+        f"{held} hold{cut}, {broken} broken, {cases}",
+        "bold red" if broken else "bold yellow" if so_far else "bold green",
     )
     if not held + broken:  # nothing was judged
         reason = next(reason for r in results for reason in r.refused)
@@ -275,7 +281,8 @@ def _plain(result: "Result") -> dict[str, Any]:
         "refused": dict(result.refused),
         "what": result.what,
         "smallest_case": None if result.case is None else str(result.case),
-        "shrinking_was_cut": result.was_cut,
+        "shrinking_was_cut": result.was_cut and result.state == "broken",
+        "cases_were_cut": result.was_cut and result.state != "broken",
         "fails_only_after_other_calls": result.is_alone_right,
         "note": result.note,
         "file": result.file,

@@ -147,14 +147,14 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
         yield show
 
 
-def writable_folder(path: Path) -> Path:
-    """The folder, made where it is missing; leaves at once when files cannot be written there."""
+def writable_folder(path: Path, option: str = "--out") -> Path:
+    """The folder that an option names, made where it is missing; leaves when it cannot be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        fail(f"cannot write into {path}: {error.strerror}", "choose another folder with --out")
+        fail(f"cannot write into {path}: {error.strerror}", f"choose another folder with {option}")
     return path
 
 

@@ -71,7 +71,7 @@ def prove(
     if exhaustive:
         need("kernels", "triton")
     if cases is not None:
-        writable_folder(cases)
+        writable_folder(cases, "--cases")
     from ddtree.invariants.proofs import PROOFS
     from ddtree.invariants.proofs import prove as run
 

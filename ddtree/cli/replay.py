@@ -45,6 +45,8 @@ def replay(
     try:
         recorded = read(file)
     except InputError as error:
+        if file.is_dir():
+            fail(str(error), "give one of its files")
         is_call = file.is_file() and bool(kind_of(file))
         fail(str(error), f"ddtree check {file}" if is_call else "ddtree replay --help")
     if recorded.function not in NAMES:

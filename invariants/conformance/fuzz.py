@@ -24,6 +24,7 @@ from ddtree.spec.errors import InputError, require
 MOST = 3
 """Requests of a call."""
 State = Literal["holds", "broken", "refused", "not offered"]
+"""``holds``: no case failed, of those that ran (``was_cut``: not all of them); ``refused``: none ran."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class Result:
     case: Case | None = None
     """The smallest failing case."""
     was_cut: bool = False
-    """Time was up before shrinking ended: a smaller case may fail too."""
+    """Time was up: of what is broken before shrinking ended, so a smaller case may fail too; of what holds
+    before all cases ran, so one of the others may fail."""
     is_alone_right: bool = False
     """A new object of the backend passes the failing case: it fails only after other calls."""
     note: str = ""
-    """Of a case that holds although it was written for a failure: what that may mean."""
+    """Of what holds: that not all cases ran, or what it may mean that a case does that was written for a
+    failure."""
     file: Path | None = None
     seconds: float = 0.0
 
@@ -122,7 +125,12 @@ def hold(
     spent = time.monotonic() - start
     if search.smallest is None:
         state: State = "holds" if search.ran else "refused"
-        return Result(prop, state, search.ran, search.refused, seconds=spent)
+        tried = search.ran + search.refused.total()
+        cut = f"so far: {tried} of {examples} cases, time was up"
+        return Result(
+            prop, state, search.ran, search.refused, was_cut=search.was_cut,
+            note=cut if search.ran and search.was_cut else "", seconds=spent,
+        )  # fmt: skip
     case, what = search.smallest
     is_alone_right = _passes_alone(backend, prop, case)
     file = None

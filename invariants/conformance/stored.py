@@ -96,6 +96,7 @@ def read(path: Path) -> tuple[Property, Case, bool]:
     Raises:
         InputError: no such file, one without a case, or of another version.
     """
+    require(not path.is_dir(), f"{path} is a folder, not a file")
     require(path.is_file(), f"there is no file {path}")
     require_kind(path)
     metadata, tensors = ({}, {}) if kind_of(path) == ".npz" else held(path, f"{PREFIX}.")

@@ -238,6 +238,15 @@ def test_a_call_with_the_founding_bug_is_run_again(run: Run, tmp_path: Path) -> 
     assert "reference and kernels (Triton's interpreter) give the same" in result.stdout
 
 
+def test_a_folder_is_not_replayed(run: Run, tmp_path: Path) -> None:
+    """It is named as what it is, whatever its suffix."""
+    (tmp_path / "dir.npz").mkdir()
+    result = run("replay", tmp_path / "dir.npz")
+    assert result.exit_code == 2
+    told = f"error: {tmp_path / 'dir.npz'} is a folder, not a file\nnext: give one of its files\n"
+    assert result.stderr == told
+
+
 def test_what_is_no_call_is_not_sent_from_verb_to_verb(run: Run, tmp_path: Path) -> None:
     """A script is neither replayed nor proposed to ``ddtree check``."""
     (tmp_path / "mine.py").write_text("import torch")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.cli.conftest import Run
 from tests.processes import PYTHONPATH
 
 MINE = '''
-import os
+import os, time
 
 from ddtree import spec
 from ddtree.invariants.conformance import Refused
@@ -64,6 +65,12 @@ class Prints:
 class Tree:
     def build_tree(self, *arguments):
         raise ValueError("boom")
+
+
+class Slow:
+    def verify_attention(self, *arguments):
+        time.sleep(0.3)
+        return spec.verify_attention(*arguments)
 
 
 class Sees(Mine):
@@ -162,6 +169,8 @@ def test_what_fails_only_after_other_calls_is_said(run: Run, folder: Path) -> No
     [
         (("--case", "f.npz"), "--case needs the backend", "ddtree conform BACKEND --case f.npz"),
         (("reference", "--case", "f.npz"), "there is no file f.npz", "ddtree conform reference"),
+        (("reference", "--case", "d.npz"), "d.npz is a folder, not a file", "ddtree conform"),
+        (("d.py:Mine",), "d.py is a folder, not a file", "check the path"),
         (
             ("reference", "--case", "f.npz", "--seed", "3"),
             "--seed cannot be given with --case",
@@ -170,9 +179,11 @@ def test_what_fails_only_after_other_calls_is_said(run: Run, folder: Path) -> No
     ],
 )
 def test_a_case_that_cannot_be_run_is_refused(
-    run: Run, args: tuple[str, ...], said: str, step: str
+    run: Run, folder: Path, args: tuple[str, ...], said: str, step: str
 ) -> None:
     """What was wrong, and the next step."""
+    (folder / "d.npz").mkdir()
+    (folder / "d.py").mkdir()
     result = run("conform", *args)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -192,6 +203,27 @@ def test_a_backend_of_ones_own_holds(run: Run, folder: Path) -> None:
     told = json.loads(run(*args, "--json").stdout)
     assert [prop["state"] for prop in told["properties"]] == ["holds"] * 3
     assert all(list(prop["refused"]) == ["one width only"] for prop in told["properties"])
+
+
+def test_where_time_was_up_it_holds_so_far(run: Run, folder: Path) -> None:
+    """In the table, the closing line, the JSON and the page; one that had its cases says nothing of it."""
+    (folder / "mine.py").write_text(MINE)
+    args = ("conform", "mine.py:Slow", "--only", "visible set, fixed", "--html", "page.html")
+    cut = run(*args, "--seconds", 1, "--examples", 9)
+    told = " ".join(cut.stdout.replace("│", " ").split())
+    (ran,) = re.findall(r"holds \(so far: (\d) of 9 cases, time was up\)", told)
+    assert 0 < int(ran) < 9
+    one = "1 hold (1 of them so far: time was up, --seconds gives more), 0 broken, "
+    assert (cut.exit_code, one in cut.stdout) == (0, True), cut.stdout
+    page = (folder / "page.html").read_text()
+    assert "mine.py:Slow: all that was held to the reference holds so far: time was up" in page
+    assert "good-card" not in page.split("</style>")[1]
+    whole = json.loads(run(*args, "--seconds", 1, "--examples", 9, "--json").stdout)
+    keys = ("state", "cases_were_cut", "shrinking_was_cut")
+    assert [[p[key] for key in keys] for p in whole["properties"]] == [["holds", True, False]]
+    assert whole["properties"][0]["note"].endswith(" of 9 cases, time was up")
+    done = run(*args, "--seconds", 60, "--examples", 2)
+    assert ("so far" in done.stdout, "1 hold, 0 broken, 2 cases" in done.stdout) == (False, True)
 
 
 def test_isolation_says_it_in_a_sentence(run: Run, folder: Path) -> None:

@@ -54,6 +54,14 @@ def test_counterexamples_are_calls(run: Run, tmp_path: Path) -> None:
         assert f"{broken[Path(file).stem]} is broken" in result.stdout
 
 
+def test_a_place_for_cases_that_is_a_file_is_refused(run: Run, tmp_path: Path) -> None:
+    """With the option that names it."""
+    (tmp_path / "mine.py").touch()
+    result = run("prove", "bit_words", "--cases", tmp_path / "mine.py")
+    assert result.exit_code == 2
+    assert "next: choose another folder with --cases\n" in result.stderr
+
+
 def test_the_whole_table(run: Run) -> None:
     """Without a name all proofs are listed, and the JSON holds the sizes at which offsets overflow."""
     result = run("prove", "--json")

@@ -28,10 +28,12 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
     by_state = {name: [p for p in properties if p["state"] == name] for name in MARKS}
     offered = len(properties) - len(by_state["not offered"])
     broken, held = by_state["broken"], by_state["holds"]
+    is_cut = any(p.get("cases_were_cut") for p in held)
     title = (
         f"{data['backend']}: {len(broken)} of {counted(offered, 'property', 'properties')} broken"
         if broken
         else f"{data['backend']}: all that was held to the reference holds"
+        + (" so far: time was up" if is_cut else "")
         if held
         else f"{data['backend']}: nothing was held to the reference"
     )
@@ -59,7 +61,7 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
         tag(
             "section",
             facts(numbers),
-            class_=f"across verdict {'bad-card' if broken else 'good-card'}",
+            class_=f"across verdict {'bad-card' if broken else '' if is_cut else 'good-card'}".strip(),
         ),
         section(
             "Properties",

@@ -1,5 +1,8 @@
 """Conformance: the reference holds, every fault of the catalogue breaks, and failures shrink to a file."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +23,7 @@ from ddtree.invariants.conformance.properties import PROPERTIES
 from ddtree.invariants.conformance.suite import Conformance
 from ddtree.invariants.strategies import AWKWARD_BUDGETS
 from ddtree.peers.own import Impl, Reference
+from tests.processes import PYTHONPATH
 
 BY_ID = {prop.id: prop for prop in PROPERTIES}
 
@@ -389,3 +393,60 @@ def test_a_step_that_writes_into_its_inputs_breaks() -> None:
 
     result = hold(Backend.of(accept_greedy), BY_ID["accept_greedy"])
     assert result.what == "it wrote into its input: tree.depths[0, 0] is 1; it was 0"
+
+
+def test_cases_that_were_cut_are_told() -> None:
+    """A right backend so slow that time is up before all cases ran holds so far; a quick one had them all."""
+
+    def verify_attention(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return spec.verify_attention(*arguments)
+
+    slow = hold(Backend.of(verify_attention), BY_ID["visible set"], examples=9, seconds=0.5)
+    assert (slow.state, slow.was_cut) == ("holds", True)
+    assert slow.note == f"so far: {slow.examples} of 9 cases, time was up"
+    quick = hold(Backend.of(spec.verify_attention), BY_ID["visible set"], examples=3, seconds=60)
+    assert (quick.state, quick.was_cut, quick.examples, quick.note) == ("holds", False, 3, "")
+
+
+SUITES = """
+from ddtree import spec
+from ddtree.invariants.conformance.suite import Conformance
+
+
+class TestNone(Conformance):
+    pass
+
+
+class TestWrong(Conformance):
+    class backend:
+        mask_forms = ()
+
+        def build_tree(self, *given):
+            return spec.build_tree(*given)
+
+
+class TestRight(Conformance):
+    backend = spec.build_tree
+    examples = 2
+
+    def test_more(self):
+        pass
+"""
+
+
+def test_a_suite_without_a_backend_says_so_once(tmp_path: Path) -> None:
+    """And one whose backend says what is not allowed says that; neither shows our own lines."""
+    file = tmp_path / "test_mine.py"
+    file.write_text(SUITES)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rN", str(file)]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+    )
+    said = "TestNone has no backend to hold to the reference: write backend = YOURS in it"
+    assert ended.stdout.count(said) == 1, ended.stdout
+    wrong = "backend: mask_forms is (); allowed is a tuple of one or more of 'flat',"
+    assert ended.stdout.count(wrong) == len(PROPERTIES)
+    assert "suite.py" not in ended.stdout
+    assert f"{1 + len(PROPERTIES)} failed, 2 passed, {len(PROPERTIES) - 1} skipped" in ended.stdout
