@@ -10,6 +10,7 @@ from ddtree.catalogue import CATALOGUE, CallFault
 from ddtree.cli.faults import Fault
 from ddtree.cli.source import made_up_call
 from ddtree.invariants import Call, report
+from ddtree.invariants.conformance.failed import Failed
 from ddtree.pictures.pages.call import Source, call_page
 from ddtree.pictures.pages.mask import MOST_ROWS
 from tests.invariants.test_table import MUTANTS
@@ -322,3 +323,29 @@ def test_every_broken_call_has_a_page(start: int) -> None:
     for call in calls:
         first = report(call).broken[0]
         assert page_of(call).one("h1").text.startswith(f"{first.invariant} is broken")
+
+
+def test_what_rows_of_a_backend_saw_is_marked_in_each_request() -> None:
+    """Each row has its own columns, cut from all entries; those of another request are told in words."""
+    call = made_up([3, 5])
+    assert call.qo_indptr is not None
+    assert call.kv_indptr is not None
+    assert call.parents is not None
+    qo, kv = call.qo_indptr.tolist(), call.kv_indptr.tolist()
+    first = [kv[b] + qo[b] for b in range(3)]
+    sets = torch.zeros(qo[2], first[2], dtype=torch.int8)
+    for b, prefix in enumerate((3, 5)):
+        for row in range(qo[b + 1] - qo[b]):
+            sets[qo[b] + row, first[b] : first[b] + prefix] = 1
+            for node in visible(call.parents[b].tolist(), row):
+                sets[qo[b] + row, first[b] + prefix + node] = 1
+    sets[qo[1] + 2, first[1] + 5 + 7] = 1  # row 2 of request 1 saw row 7
+    sets[qo[1] + 4, first[1] + 1] = 0  # its row 4 did not see prefix entry 1
+    sets[qo[1] + 4, first[0] + 2] = 1  # but one of request 0
+    failed = Failed(
+        "mine", "visible set", "must hold", "it is wrong", "smallest case", "x", "", sets
+    )
+    page = page_of(call, replace(SOURCE, failed=failed))
+    assert page.one("h1").text == "mine: visible set is broken"
+    assert (marked(page, "leaked"), marked(page, "hidden")) == ({(2, 12)}, {(4, 1)})
+    assert page.text.count("row 4 also saw entries of other requests") == 1

@@ -116,8 +116,11 @@ def verdict(report: Report, *, is_good: bool = True) -> Markup:
             if report.not_checked
             else ""
         )
+        found = "Nothing" if is_good else "Of the call itself nothing"
         said = tag(
-            "p", tag("strong", "✓ Nothing that could be checked is broken"), f": {counts}.{missing}"
+            "p",
+            tag("strong", f"✓ {found} that could be checked is broken"),
+            f": {counts}.{missing}",
         )
         return tag("section", said, class_="verdict good-card" if is_good else "verdict")
     first, *others = report.broken

@@ -157,7 +157,8 @@ def as_seen(views: dict[int, Seen | None], sets: Tensor, backend: str) -> dict[i
             ((own < 0).any(1), "gave no mean of entries: what they saw is not known"),
         ):
             if rows.any():
-                told.append(f"rows {ranges(np.flatnonzero(rows).tolist())} {said}")
+                numbers = np.flatnonzero(rows).tolist()
+                told.append(f"row{'s' * (len(numbers) > 1)} {ranges(numbers)} {said}")
         made[b] = replace(view, found=found, reading="; ".join(told), outside=0)
         row, entry = row + view.rows, entry + width
     return made
