@@ -266,7 +266,7 @@ BACKENDS: tuple[FaultyBackend, ...] = (
     ),
     FaultyBackend(
         "founding-bug-mask_indptr", "the mask segments alone from width 8",
-        lambda: FoundingBug(["mask_indptr"]), "q_len != 8 and the request is not the first",
+        lambda: FoundingBug(["mask_indptr"]), "q_len of a request before it != 8",
     ),
     FaultyBackend(
         "founding-bug-max_q_len", "the launch alone from width 8",

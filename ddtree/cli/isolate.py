@@ -41,8 +41,9 @@ def isolate(
     """Find which factor decides where a backend's attention, or plan, fails, in a sentence.
 
     Budget, branching (a chain or a tree), padding (num_nodes < q_len or
-    equal), execution (eager, fixed buffers, replay), prefix, batch position
-    and page size are crossed. Each call tells exactly which entries every row
+    equal), execution (eager, fixed buffers, replay), prefix, batch position,
+    page size, and widths and prefixes that differ within the call are
+    crossed. Each call tells exactly which entries every row
     saw. The smallest rule that all outcomes bear out is told, with the table
     behind it; where outcomes cannot tell two rules apart, it says so. A cause
     is named only where every failing call bears it out.
@@ -53,8 +54,8 @@ def isolate(
     Not crossed: windows, softcap, sinks, log-sum-exp and values. Those ddtree
     conform holds to the reference.
 
-    Exit code: 0 nothing fails, 1 something does, 2 not possible, or every
-    call was refused.
+    Exit code: 0 nothing fails, 1 something does, 2 not possible, every call
+    was refused, or nothing failed in fewer than 20 calls: too few to tell.
 
     \b
     Examples
@@ -94,7 +95,7 @@ def isolate(
             stdout().print(wrote, markup=False, soft_wrap=True)
     if isolation.unsteady or any(o.failed for o in isolation.observations):
         raise typer.Exit(BROKEN)
-    if not isolation.observations:
+    if isolation.is_short:
         raise typer.Exit(BAD_INPUT)
 
 
@@ -121,7 +122,7 @@ def _print(isolation: "Isolation", runs_on: str) -> None:
     if first is not None:
         console.print(Text(f"for example: {first.cell}"), soft_wrap=True)
         console.print(Text(f"  {first.what}", "red"), soft_wrap=True)
-    judged = "bold green" if isolation.observations else "bold yellow"
+    judged = "bold yellow" if isolation.is_short else "bold green"
     style = judged if first is None else "bold red"
     console.print(Text(f"{isolation.name} {isolation.sentence}", style), soft_wrap=True)
     if isolation.function == "plan_verify":

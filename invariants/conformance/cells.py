@@ -4,18 +4,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from ddtree.invariants.conformance import oracle
-from ddtree.invariants.conformance.attend import AttentionCase, Execution
+from ddtree.invariants.conformance.attend import SPARE, AttentionCase, Execution
 from ddtree.invariants.conformance.calls import parents, slot_table, tree_of
 from ddtree.invariants.strategies import VerifyCall
 from ddtree.spec.layout import plan_verify
 
 Number = Literal["q_len", "prefix_len"]
 Earlier = Literal["none", "smaller", "larger"]
+Prefixes = Literal[
+    "equal", "rising", "falling", "first none", "second none", "first only", "last only"
+]
+Widths = Literal["equal", "rising", "falling"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,9 @@ class Cell:
     """One combination of factors: one call of a backend."""
 
     q_len: int = 9
+    """Of the widest request."""
     prefix_len: int = 5
-    """Of the first request; others have 3 more each."""
+    """Of the request with the shortest, those apart that ``prefixes`` leaves without."""
     branching: bool = False
     padding: bool = False
     execution: Execution = "eager"
@@ -32,6 +37,10 @@ class Cell:
     """What was captured before the call that is replayed; ``none`` elsewhere."""
     batch: int = 1
     page_size: int = 1
+    prefixes: Prefixes = "rising"
+    """How prefix lengths follow each other: alike, 3 more or 3 fewer each, or some requests without."""
+    widths: Widths = "equal"
+    """How widths follow each other; a narrower one is the next below in ``Q_LENS``."""
 
     def __str__(self) -> str:
         """``q_len 9, prefix_len 5, branching False, ...``."""
@@ -52,24 +61,43 @@ SWEPT: dict[Number, tuple[int, ...]] = {
     "prefix_len": (*range(20), 24, 31, 32, 33, 40, 63, 64, 65),
 }
 """All values of a number that are tried in one failing combination, to find where it turns."""
+WIDTHS: tuple[Widths, ...] = ("equal", "equal", "rising", "falling")
+"""Half of all batches are of one width."""
+COMBINATIONS = 10_000
+"""Combinations in a grid."""
 
 
-def grid(seed: int = 0) -> list[Cell]:
-    """All combinations, shuffled, so that any first part of them is a fair sample."""
-    cells = [
-        Cell(q_len, prefix, branching, padding, *path, batch, page_size)
-        for q_len, prefix, branching, padding, path, batch, page_size in product(
-            Q_LENS, PREFIX_LENS, (False, True), (False, True), PATHS, (1, 3), (1, 4)
+def grid(seed: int = 0) -> Iterator[Cell]:
+    """Combinations drawn at random, each once: any first part of them is a fair sample.
+
+    Each factor is drawn by itself, so none goes with another: a batch of 1 is as common as one of 3, and at
+    each place of a batch every width and prefix length is met.
+    """
+    random = Random(seed)  # noqa: S311 # no secret
+    drawn: set[Cell] = set()
+    while len(drawn) < COMBINATIONS:
+        q_len, prefix_len = random.choice(Q_LENS), random.choice(PREFIX_LENS)
+        branching, padding = random.choice((False, True)), random.choice((False, True))
+        path, batch, page_size = (
+            random.choice(PATHS),
+            random.choice((1, 2, 3)),
+            random.choice((1, 4)),
         )
-    ]
-    cells = [cell for cell in cells if can_be(cell)]
-    Random(seed).shuffle(cells)  # noqa: S311 # no secret
-    return cells
+        cell = Cell(q_len, prefix_len, branching, padding, *path, batch, page_size)
+        if batch > 1:
+            prefixes = random.choice(get_args(Prefixes))
+            widths = random.choice(WIDTHS)
+            cell = replace(cell, prefixes=prefixes, widths=widths)
+        if cell not in drawn and can_be(cell):
+            drawn.add(cell)
+            yield cell
 
 
 def can_be(cell: Cell) -> bool:
-    """Whether there is such a tree: a root and two children at least, if it branches."""
-    return not cell.branching or num_nodes(cell) >= 3
+    """Whether there are such trees: narrower ones too, and two children each if they branch."""
+    if cell.widths != "equal" and len({q for q in Q_LENS if q < cell.q_len}) < cell.batch - 1:
+        return False
+    return not cell.branching or min(num_nodes(cell)) >= 3
 
 
 def sweep(cell: Cell, factor: Number) -> Iterator[Cell]:
@@ -88,9 +116,37 @@ def at(cell: Cell, factor: Number, value: int) -> Cell:
     return replace(cell, q_len=value) if factor == "q_len" else replace(cell, prefix_len=value)
 
 
-def num_nodes(cell: Cell) -> int:
+def q_lens(cell: Cell) -> tuple[int, ...]:
+    """Rows of each request."""
+    if cell.widths == "equal":
+        return (cell.q_len,) * cell.batch
+    narrower = sorted(q for q in Q_LENS if q < cell.q_len)
+    rising = (*narrower[len(narrower) - cell.batch + 1 :], cell.q_len)
+    return rising if cell.widths == "rising" else rising[::-1]
+
+
+def num_nodes(cell: Cell) -> tuple[int, ...]:
     """Real nodes of each request."""
-    return max(cell.q_len - max(cell.q_len // 3, 1), 1) if cell.padding else cell.q_len
+    return tuple(max(q - max(q // 3, 1), 1) if cell.padding else q for q in q_lens(cell))
+
+
+def prefix_lens(cell: Cell) -> tuple[int, ...]:
+    """Prefix length of each request."""
+    own, batch = cell.prefix_len, cell.batch
+    match cell.prefixes:
+        case "rising":
+            return tuple(own + 3 * b for b in range(batch))
+        case "falling":
+            return tuple(own + 3 * b for b in reversed(range(batch)))
+        case "first none":
+            return (0, *(own,) * (batch - 1))
+        case "second none":
+            return (own, 0, *(own,) * (batch - 2))[:batch]
+        case "first only":
+            return (own, *(0,) * (batch - 1))
+        case "last only":
+            return (*(0,) * (batch - 1), own)
+    return (own,) * batch
 
 
 def captured_q_len(cell: Cell) -> int:
@@ -103,13 +159,16 @@ def case_of(cell: Cell, dtype: torch.dtype) -> AttentionCase:
     call = _call(cell)
     earlier = None
     if cell.execution == "replay":
+        # no request has the prefix that the captured call had at its place, not even none
+        fewest = 1 if all(prefix_lens(cell)[1:]) else cell.batch
         prefix, batch = (
-            (cell.prefix_len // 2 or 2, 1)
+            (cell.prefix_len // 2 or 2, fewest)
             if cell.earlier == "smaller"
-            else (cell.prefix_len + 6, cell.batch + 1)
+            else (cell.prefix_len + 7, cell.batch + 1)
         )
         other = replace(cell, q_len=captured_q_len(cell), prefix_len=prefix, batch=batch)
-        earlier = _call(replace(other, branching=cell.branching and num_nodes(other) >= 3))
+        other = replace(other, prefixes="rising", widths="equal")
+        earlier = _call(replace(other, branching=cell.branching and min(num_nodes(other)) >= 3))
     case = AttentionCase(call, cell.execution, earlier, dtype=dtype, q_heads=1)
     most = max(oracle.entries(c) for c in (call, earlier) if c is not None)
     while most > oracle.capacity(case):
@@ -117,11 +176,19 @@ def case_of(cell: Cell, dtype: torch.dtype) -> AttentionCase:
     return case
 
 
+def max_q_len(cell: Cell) -> int:
+    """What the layout of the call has as ``max_q_len``: in fixed buffers, room for the widest call."""
+    widest = max(cell.q_len, captured_q_len(cell))
+    return widest if cell.execution == "eager" else widest + SPARE
+
+
 def _call(cell: Cell) -> VerifyCall:
-    """The same tree for all requests, pages shuffled."""
+    """Trees of one shape for all requests, pages shuffled."""
     shape = "binary" if cell.branching else "chain"
-    tree = tree_of([parents(shape, num_nodes(cell))] * cell.batch, cell.q_len)
-    prefixes = [cell.prefix_len + 3 * b for b in range(cell.batch)]
-    prefix_lens = torch.tensor(prefixes, dtype=torch.int32)
-    slots = slot_table(cell.page_size, cell.batch, max(prefixes) + cell.q_len, seed=1)
-    return VerifyCall(tree, prefix_lens, slots, None, plan_verify(tree, prefix_lens, slots.table))
+    tree = tree_of([parents(shape, count) for count in num_nodes(cell)], cell.q_len)
+    lens = torch.tensor(prefix_lens(cell), dtype=torch.int32)
+    context = int(lens.max()) + cell.q_len
+    slots = slot_table(cell.page_size, cell.batch, context, seed=1)
+    widths = None if cell.widths == "equal" else torch.tensor(q_lens(cell), dtype=torch.int32)
+    layout = plan_verify(tree, lens, slots.table, widths)
+    return VerifyCall(tree, lens, slots, widths, layout)

@@ -7,7 +7,8 @@ one cannot fail by accident, so a rule must cover every failure, and may cover a
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -18,9 +19,11 @@ PRICE = 25.0
 """What that share costs, in conditions: one more condition must explain a twenty-fifth of them."""
 FACTORS = (
     "q_len", "num_nodes", "prefix_len", "branching", "padding", "execution", "earlier",
-    "position", "batch", "page_size",
+    "position", "batch", "page_size", "prefixes", "widths",
 )  # fmt: skip
 """What is crossed, in the order in which it is told."""
+NUMBERS = ("q_len", "num_nodes", "prefix_len")
+"""Factors of many levels, of which each request of a call has its own."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Observation:
 
     factors: Factors
     failed: bool
+    within: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """A number of each request of the call, where they are not all the same."""
+
+    def all_of(self, number: str) -> tuple[int, ...]:
+        """That number of each request of the call."""
+        return self.within.get(number) or (self.factors[number],) * self.factors["batch"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,12 @@ class Condition:
 
     text: str
     factor: str
-    holds: Callable[[Factors], bool]
     number: int | None = None
     """The number that it compares with."""
     relation: str = ""
     """``!=``, ``==``, ``>`` or ``<=`` of a number, else empty."""
+    scope: str = ""
+    """Whose number counts; empty: the request's own."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +64,13 @@ class Rule:
     """Requests under the rule that passed."""
     covered: int = 0
     """Requests under the rule."""
+    truth: int = 0
+    """Which they are, as bits."""
 
     @property
     def text(self) -> str:
         """``q_len != 8 and execution is eager``; ``always`` where no condition is needed."""
         return f" {self.joined} ".join(c.text for c in self.conditions) or "always"
-
-    @property
-    def cost(self) -> float:
-        """Few conditions and few accidents are cheap."""
-        extra = 0.25 * (self.joined == "or")
-        share = self.accidents / max(self.covered, 1)
-        return len(self.conditions) + extra + PRICE * share
 
 
 @dataclass(frozen=True)
@@ -80,73 +85,163 @@ class Decision:
     """What it misses."""
 
 
-_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<=": operator.le,
-    "==": operator.eq,
+_SCOPES: dict[str, Callable[[tuple[int, ...], int], tuple[int, ...]]] = {
+    "": lambda values, b: values[b : b + 1],
+    "up to it": lambda values, b: values[: b + 1],
+    " of a request before it": lambda values, b: values[:b],
+    " of the first request": lambda values, _: values[:1],
+    " of a request of the call": lambda values, _: values,
 }
-"""The plainest first."""
+"""Whose number counts, in words behind its name: the request's own, or its and those before it, and so on.
+
+Where all requests of a call have the same number, the first two are the same; so they are told in the same
+words, and the second adds a remark."""
+BEFORE = "up to it"
 
 
-def _compares(
-    factor: str, relation: Callable[[Any, Any], bool], value: object
-) -> Callable[[Factors], bool]:
-    return lambda factors: relation(factors[factor], value)
+class _Levels:
+    """For each value of a column the observations that have it, as bits."""
+
+    def __init__(self, values: Iterable[int | None]) -> None:
+        self.of: dict[int, int] = {}
+        for i, value in enumerate(values):
+            if value is not None:
+                self.of[value] = self.of.get(value, 0) | 1 << i
+        self.some = self.where(lambda _: True)
+
+    def where(self, holds: Callable[[int], bool]) -> int:
+        """Observations whose value is such."""
+        found = 0
+        for value, bits in self.of.items():
+            if holds(value):
+                found |= bits
+        return found
 
 
-def _divides(factor: str, size: int, *, whole: bool) -> Callable[[Factors], bool]:
-    return lambda factors: (factors[factor] % size == 0) == whole
+def conditions_of(observations: Sequence[Observation]) -> dict[int, list[Condition]]:
+    """Every condition by the observations that it holds for, as bits; the plainest first.
 
+    What holds for all or for none is left out: no observation tells it.
+    """
+    every = (1 << len(observations)) - 1
+    groups: dict[int, list[Condition]] = {}
 
-def conditions_of(observations: Sequence[Observation]) -> list[Condition]:
-    """Every condition that the observations can tell from none, the plainest first."""
-    named: list[Condition] = []
+    def add(text: str, factor: str, truth: int, **more: Any) -> None:
+        if truth not in {0, every}:
+            groups.setdefault(truth, []).append(Condition(text, factor, **more))
 
-    def add(text: str, factor: str, holds: Callable[[Factors], bool], **number: Any) -> None:
-        named.append(Condition(text, factor, holds, **number))
+    def where(text: str, factor: str, holds: Callable[[Factors], bool]) -> None:
+        add(text, factor, _bits(holds(o.factors) for o in observations))
 
-    add("the tree branches", "branching", lambda f: f["branching"])
-    add("the tree is a chain", "branching", lambda f: not f["branching"])
-    add("num_nodes < q_len", "padding", lambda f: f["padding"])
-    add("num_nodes == q_len", "padding", lambda f: not f["padding"])
+    def either(text: str, opposite: str, factor: str, holds: Callable[[Factors], bool]) -> None:
+        where(text, factor, holds)
+        where(opposite, factor, lambda f: not holds(f))
+
+    either("the tree branches", "the tree is a chain", "branching", lambda f: f["branching"])
+    either("num_nodes < q_len", "num_nodes == q_len", "padding", lambda f: f["padding"])
     for path in ("eager", "buffers", "replay"):
         called = "fixed buffers" if path == "buffers" else path
-        add(f"execution is {called}", "execution", _compares("execution", operator.eq, path))
-        add(f"execution is not {called}", "execution", _compares("execution", operator.ne, path))
+        is_path = _is("execution", path)
+        either(f"execution is {called}", f"execution is not {called}", "execution", is_path)
     for size in ("smaller", "larger"):
-        text = f"the replay follows a {size} call"
-        add(text, "earlier", _compares("earlier", operator.eq, size))
-    add("the request is not the first", "position", lambda f: f["position"] > 0)
-    add("the request is the first", "position", lambda f: f["position"] == 0)
-    add("the request is the last", "position", lambda f: f["position"] == f["batch"] - 1)
-    add("the request is not the last", "position", lambda f: f["position"] < f["batch"] - 1)
-    add("the batch has several requests", "batch", lambda f: f["batch"] > 1)
-    add("the request is alone", "batch", lambda f: f["batch"] == 1)
-    add("page_size > 1", "page_size", lambda f: f["page_size"] > 1)
-    add("page_size == 1", "page_size", lambda f: f["page_size"] == 1)
-    for factor in ("q_len", "num_nodes", "prefix_len"):
+        where(f"the replay follows a {size} call", "earlier", _is("earlier", size))
+    either(
+        "the request is not the first", "the request is the first", "position",
+        lambda f: f["position"] > 0,
+    )  # fmt: skip
+    either(
+        "the request is the last", "the request is not the last", "position",
+        lambda f: f["position"] == f["batch"] - 1,
+    )  # fmt: skip
+    for place, name in ((1, "the second"), (2, "the third of three")):
+        where(f"the request is {name}", "position", _is("position", place))
+    either(
+        "the batch has several requests", "the request is alone", "batch", lambda f: f["batch"] > 1
+    )
+    for count, word in ((2, "two"), (3, "three")):
+        where(f"the batch has {word} requests", "batch", _is("batch", count))
+    either("page_size > 1", "page_size == 1", "page_size", lambda f: f["page_size"] > 1)
+    within = {factor: [o.all_of(factor) for o in observations] for factor in NUMBERS}
+    places = [o.factors["position"] for o in observations]
+    for factor in NUMBERS:
         values = sorted({o.factors[factor] for o in observations})
-        for relation, compare in _RELATIONS.items():
-            for value in values:
-                if relation == "!=" and value in (values[0], values[-1]):
-                    continue  # at an end it says no more than `>` and `<=` do
-                text = f"{factor} {relation} {value}"
-                holds = _compares(factor, compare, value)
-                add(text, factor, holds, number=value, relation=relation)
-        for tile in (4, 8, 16, 32):
-            text = f"{factor} is no multiple of {tile}"
-            add(text, factor, _divides(factor, tile, whole=False))
-            add(
-                text.replace("no multiple", "a multiple"),
-                factor,
-                _divides(factor, tile, whole=True),
-            )
+        for scope, of in _SCOPES.items():
+            called = factor if scope == BEFORE else factor + scope
+            chosen = [of(own, b) for own, b in zip(within[factor], places, strict=True)]
+            least = _Levels(min(c, default=None) for c in chosen)
+            most = _Levels(max(c, default=None) for c in chosen)
+            for relation in ("!=", ">", "<=", *(("==",) if not scope else ())):
+                for value in values:
+                    if relation == "!=" and value in (values[0], values[-1]):
+                        continue  # at an end it says no more than `>` and `<=` do
+                    truth = _compared(least, most, relation, value)
+                    if scope and truth == least.some:
+                        continue  # there is such a request, whatever its number
+                    text = f"{called} {relation} {value}"
+                    add(text, factor, truth, number=value, relation=relation, scope=scope)
+            if scope:
+                continue
+            for tile in (4, 8, 16, 32):
+                truth = least.where(partial(_is_no_multiple, tile))
+                add(f"{factor} is no multiple of {tile}", factor, truth)
+                add(f"{factor} is a multiple of {tile}", factor, every & ~truth)
+    widest = _Levels(o.factors["widest"] for o in observations)
     for value in sorted({o.factors["widest"] for o in observations}):
         # told after q_len and as of that factor: without a captured call the two are one
         text = f"q_len, or that of the call captured before, > {value}"
-        add(text, "q_len", _compares("widest", operator.gt, value))
-    return named
+        add(text, "q_len", widest.where(partial(operator.lt, value)))
+    for factor, told in (("q_len", "widths"), ("prefix_len", "prefixes")):
+        lists = within[factor]
+        truth = _bits(len(set(own)) > 1 for own in lists)
+        add(f"{told} differ within the call".replace("es differ", " lengths differ"), told, truth)
+        add(
+            f"{told} are equal within the call".replace("es are", " lengths are"),
+            told,
+            every & ~truth,
+        )
+        for scope in ("", BEFORE, " of a request before it"):
+            called = factor if scope == BEFORE else factor + scope
+            chosen = [_SCOPES[scope](own, b) for own, b in zip(lists, places, strict=True)]
+
+            def beside(
+                text: str, holds: Callable[[int, int], bool], others: Iterable[int],
+                chosen: Any = chosen, told: str = told, scope: str = scope,
+            ) -> None:  # fmt: skip
+                pairs = zip(chosen, others, strict=True)
+                truth = _bits(any(holds(value, other) for value in own) for own, other in pairs)
+                add(text, told, truth, scope=scope)
+
+            first = [own[0] for own in lists]
+            longest, shortest = [max(own) for own in lists], [min(own) for own in lists]
+            if factor == "q_len":
+                beside(
+                    f"{called} < max_q_len", operator.lt,
+                    [o.factors["max_q_len"] for o in observations],
+                )  # fmt: skip
+            beside(f"{called} < that of another request", operator.lt, longest)
+            beside(f"{called} > that of another request", operator.gt, shortest)
+            beside(f"{called} != that of the first request", operator.ne, first)
+            beside(f"{called} > that of the first request", operator.gt, first)
+            beside(f"{called} < that of the first request", operator.lt, first)
+    return groups
+
+
+def _is(factor: str, level: object) -> Callable[[Factors], bool]:
+    return lambda factors: bool(factors[factor] == level)
+
+
+def _is_no_multiple(tile: int, value: int) -> bool:
+    return value % tile != 0
+
+
+def _compared(least: _Levels, most: _Levels, relation: str, value: int) -> int:
+    """Observations of which one of the numbers compares so."""
+    if relation == ">":
+        return most.where(lambda v: v > value)
+    if relation == "<=":
+        return least.where(lambda v: v <= value)
+    alike = least.of.get(value, 0) & most.of.get(value, 0)
+    return alike if relation == "==" else least.some & ~alike
 
 
 def decide(observations: Sequence[Observation]) -> Decision:
@@ -155,56 +250,84 @@ def decide(observations: Sequence[Observation]) -> Decision:
     failed = _bits(o.failed for o in observations)
     if not failed:
         return Decision(())
-    groups: dict[int, list[Condition]] = {}
-    for condition in conditions_of(observations):
-        truth = _bits(condition.holds(o.factors) for o in observations)
-        if truth not in {0, every}:
-            groups.setdefault(truth, []).append(condition)
+    groups = conditions_of(observations)
 
-    def rule(truth: int, parts: Iterable[int], joined: str = "and") -> Rule:
-        conditions = tuple(
-            sorted((groups[part][0] for part in parts), key=lambda c: FACTORS.index(c.factor))
-        )
-        return Rule(conditions, joined, (truth & ~failed).bit_count(), truth.bit_count())
+    def passes(truth: int) -> int:
+        return (truth & ~failed).bit_count()
 
-    found: list[tuple[Rule, tuple[int, ...]]] = [(rule(every, ()), ())]
+    def rule(conditions: Iterable[Condition], truth: int, joined: str) -> Rule:
+        ordered = sorted(conditions, key=lambda c: FACTORS.index(c.factor))
+        return Rule(tuple(ordered), joined, passes(truth), truth.bit_count(), truth)
+
+    found: list[tuple[float, tuple[int, ...], str, int]] = []
+
+    def consider(parts: tuple[int, ...], truth: int, joined: str = "and") -> None:
+        share = passes(truth) / truth.bit_count()
+        extra = 0.25 * (joined == "or")
+        found.append((len(parts) + extra + PRICE * share, parts, joined, truth))
+
     covering = [truth for truth in groups if not failed & ~truth]
-    for size in (1, 2, 3):
-        for parts in combinations(covering, size):
+    least = _least(covering)
+    for size in (0, 1, 2, 3):
+        for parts in combinations(least, size):
             truth = every
             for part in parts:
                 truth &= part
-            found.append((rule(truth, parts), parts))
+            consider(parts, truth)
     pure = [
         truth
         for truth in groups
-        if (truth & ~failed).bit_count() <= ACCIDENTS * truth.bit_count() and truth & failed
+        if passes(truth) <= ACCIDENTS * truth.bit_count() and truth & failed
     ]
-    for one, other in combinations(pure, 2):
-        if not failed & ~(one | other):
-            found.append((rule(one | other, (one, other), "or"), (one, other)))
+    for i, one in enumerate(pure):
+        missing = failed & ~one
+        for other in pure[i + 1 :]:
+            if not missing & ~other:
+                consider((one, other), one | other, "or")
 
-    found.sort(key=lambda pair: pair[0].cost)
-    fitting = [pair for pair in found if pair[0].accidents <= ACCIDENTS * pair[0].covered]
+    found.sort(key=lambda each: each[0])
+    fitting = [each for each in found if passes(each[3]) <= ACCIDENTS * each[3].bit_count()]
+    _, parts, joined, truth = fitting[0] if fitting else min(found, key=lambda e: passes(e[3]))
+    if joined == "and":  # of what says the same beside the other conditions, the plainest
+        for i in range(len(parts)):
+            plainest = _as_good(parts, i, truth, covering)[0]
+            parts = (*parts[:i], plainest, *parts[i + 1 :])
+    best = [groups[part][0] for part in parts]
+    chosen = rule(best, truth, joined)
     if not fitting:
-        nearest = min((pair[0] for pair in found), key=lambda r: r.accidents)
-        return Decision((), nearest, nearest.accidents)
-    best, parts = fitting[0]
-    return Decision((best, *_others(best, parts, groups)))
+        return Decision((), chosen, chosen.accidents)
+    rules, taken = [chosen], {_kind(condition) for condition in best}
+    for i, part in enumerate(parts):
+        for other in _as_good(parts, i, truth, covering) if joined == "and" else [part]:
+            if other != part and (other & part in {other, part}):
+                continue  # one says the other and more: no second explanation
+            for condition in groups[other]:
+                if _kind(condition) not in taken:
+                    taken.add(_kind(condition))
+                    rules.append(rule([*best[:i], condition, *best[i + 1 :]], truth, joined))
+    return Decision(tuple(rules))
 
 
-def _others(best: Rule, parts: tuple[int, ...], groups: dict[int, list[Condition]]) -> list[Rule]:
-    """The same rule with a condition on another factor that all observations take for the same."""
-    others = []
-    taken = {condition.factor for condition in best.conditions}
-    for part in parts:
-        first = groups[part][0]
-        for condition in groups[part][1:]:
-            if condition.factor not in taken:
-                taken.add(condition.factor)
-                changed = tuple(condition if c is first else c for c in best.conditions)
-                others.append(Rule(changed, best.joined, best.accidents, best.covered))
-    return others
+def _as_good(parts: tuple[int, ...], place: int, truth: int, covering: Sequence[int]) -> list[int]:
+    """What may stand at that place of the rule, for it to hold for the same requests; in their order."""
+    rest = -1
+    for part in parts[:place] + parts[place + 1 :]:
+        rest &= part
+    return [other for other in covering if other & rest == truth]
+
+
+def _kind(condition: Condition) -> str:
+    """What makes two conditions two explanations: their factors, and of places each by itself."""
+    return condition.text if condition.factor == "position" else condition.factor
+
+
+def _least(covering: Sequence[int]) -> list[int]:
+    """Those that hold no other, in their order: joined to others, what holds another says no more than it."""
+    kept: list[int] = []
+    for truth in sorted(covering, key=int.bit_count):
+        if all(other & ~truth for other in kept):
+            kept.append(truth)
+    return [truth for truth in covering if truth in set(kept)]
 
 
 def _bits(values: Iterable[bool]) -> int:

@@ -8,7 +8,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, get_args
 
 from ddtree.invariants.conformance import oracle
 from ddtree.invariants.conformance.attend import AttentionCase, Execution, attend
@@ -17,17 +18,25 @@ from ddtree.invariants.conformance.causes import cause_of
 from ddtree.invariants.conformance.cells import (
     Cell,
     Number,
+    Prefixes,
+    Widths,
     at,
     can_be,
     captured_q_len,
     case_of,
     grid,
+    max_q_len,
     num_nodes,
     plain_sweeps,
+    prefix_lens,
+    q_lens,
     sweep,
 )
 from ddtree.invariants.conformance.decide import (
+    BEFORE,
     FACTORS,
+    NUMBERS,
+    Condition,
     Decision,
     Factors,
     Observation,
@@ -66,6 +75,11 @@ class Isolation:
     """What was called: the attention, or ``plan_verify`` of a backend that has none."""
     cause: str = ""
     """What explains the failures, where they say so; empty: the rule is all that is known."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether so few calls were answered that nothing can be told."""
+        return answered(self.tried) < ENOUGH
 
     @property
     def observations(self) -> list[Observation]:
@@ -151,43 +165,65 @@ def isolate(
     start = time.monotonic()
     tried: dict[Cell, Tried] = {}
 
+    def spent() -> float:
+        """Share of the time."""
+        return (time.monotonic() - start) / seconds
+
     def each(cells: Iterable[Cell], share: float) -> None:
         """Try them until that share of the time or of the calls is spent."""
         for cell in cells:
-            spent = max((time.monotonic() - start) / seconds, len(tried) / calls)
-            if tried and spent > share:
+            if tried and max(spent(), len(tried) / calls) > share:
                 return
             if cell not in tried:
                 tried[cell] = run(held, cell, function)
 
-    def had(cells: Iterable[Cell]) -> Iterator[Cell]:
-        """Those of an execution that the function has."""
-        return (cell for cell in cells if cell.execution in PATHS_OF[function])
+    one_width = function == "plan_verify" and not held.accepts(function, "q_lens")
 
-    cells = list(had(grid(seed)))
-    each(cells, 0.6)
+    def had(cells: Iterable[Cell]) -> Iterator[Cell]:
+        """Those of an execution that the function has, and of widths that it can be told."""
+        return (
+            cell
+            for cell in cells
+            if cell.execution in PATHS_OF[function] and not (one_width and cell.widths != "equal")
+        )
+
+    each(had(grid(seed)), 0.5)
     failing = _plainest(tried.values())
     if failing is None:  # a number that the grid does not have may fail
         each(had(plain_sweeps()), 0.7)
         failing = _plainest(tried.values())
     if failing is not None:
-        sweeps: tuple[tuple[Number, float], ...] = (("q_len", 0.75), ("prefix_len", 0.85))
+        sweeps: tuple[tuple[Number, float], ...] = (("q_len", 0.65), ("prefix_len", 0.75))
         for factor, share in sweeps:
             swept = list(sweep(failing.cell, factor))
             each(swept, share)
             for value in _lone(swept, tried, factor):
-                others = [at(cell, factor, value) for cell in cells[:MORE]]
+                others = (at(cell, factor, value) for cell in islice(had(grid(seed)), MORE))
                 each(filter(can_be, others), share + 0.05)
-    again = [cell for cell, t in tried.items() if t.failed is not None][:40]
-    unsteady = tuple(
-        cell for cell in again if run(held, cell, function).failed != tried[cell].failed
-    )
+    unsteady: list[Cell] = []
+    for cell in [cell for cell, t in tried.items() if t.failed is not None][:AGAIN]:
+        if spent() > 0.85:
+            break
+        if run(held, cell, function).failed != tried[cell].failed:
+            unsteady.append(cell)
     results = tuple(tried.values())
-    decision = Decision(()) if unsteady else decide(list(_observations(results)))
-    cause = "" if unsteady or failing is None else _cause(held, results, decision, function)
-    return Isolation(held.name, results, decision, unsteady, function, cause)
+    is_told = not unsteady and answered(results) >= ENOUGH
+    decision = decide(list(_observations(results))) if is_told else Decision(())
+    cause = ""
+    if not unsteady and failing is not None:
+        cause = _cause(held, results, decision, function, start + seconds)
+    return Isolation(held.name, results, decision, tuple(unsteady), function, cause)
 
 
+def answered(tried: Iterable[Tried]) -> int:
+    """Calls that the backend did not refuse."""
+    return sum(t.failed is not None for t in tried)
+
+
+ENOUGH = 20
+"""Fewest calls that anything is told from: what fails in one call of seven is met in 20 nearly always."""
+AGAIN = 40
+"""Calls that are run again, to see whether they come out the same."""
 PATHS_OF: dict[str, tuple[Execution, ...]] = {
     "verify_attention": ("eager", "buffers", "replay"),
     "plan_verify": ("eager",),
@@ -195,7 +231,9 @@ PATHS_OF: dict[str, tuple[Execution, ...]] = {
 """What can be crossed, the first that a backend offers, and the executions that it has."""
 
 
-def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision, function: str) -> str:
+def _cause(
+    backend: Backend, tried: tuple[Tried, ...], decision: Decision, function: str, until: float
+) -> str:
     """What all failing calls have in common: their exception, a known wrong computation, a number."""
     failing = [t for t in tried if t.failed and any(t.failed)]
     rules = decision.rules
@@ -207,13 +245,13 @@ def _cause(backend: Backend, tried: tuple[Tried, ...], decision: Decision, funct
         if what.startswith("it raised"):
             return what.replace("it raised", f"every{such} call raises", 1)
         return f"in every{such} call {what}"
-    if function == "verify_attention" and (what := suspected(backend, [t.cell for t in failing])):
-        return what
+    if function == "verify_attention":
+        what = suspected(backend, [t.cell for t in failing], until)
+        if what:
+            return what
     return cause_of(rules[0]) if len(rules) == 1 else ""
 
 
-NUMBERS = ("q_len", "num_nodes", "prefix_len")
-"""Factors of many levels."""
 MORE = 60
 """Combinations that are tried beside where one number alone comes out otherwise than all others."""
 
@@ -260,13 +298,18 @@ def _observations(tried: Any) -> Iterator[Observation]:
     for each in tried:
         for b, failed in enumerate(each.failed or ()):
             factors: Factors = asdict(each.cell)
+            within = {name: of(each.cell) for name, of in _OF_EACH.items()}
+            factors |= {name: values[b] for name, values in within.items()}
             factors |= {
                 "position": b,
-                "prefix_len": each.cell.prefix_len + 3 * b,
-                "num_nodes": num_nodes(each.cell),
                 "widest": max(each.cell.q_len, captured_q_len(each.cell)),
+                "max_q_len": max_q_len(each.cell),
             }
-            yield Observation(factors, failed)
+            factors |= {"prefixes": "equal"} if each.cell.batch == 1 else {}
+            yield Observation(factors, failed, within)
+
+
+_OF_EACH = {"q_len": q_lens, "num_nodes": num_nodes, "prefix_len": prefix_lens}
 
 
 def _plainest(tried: Iterable[Tried]) -> Tried | None:
@@ -276,9 +319,14 @@ def _plainest(tried: Iterable[Tried]) -> Tried | None:
     def size(t: Tried) -> tuple[Any, ...]:
         c = t.cell
         flags = (c.batch, c.page_size, c.branching, c.padding, paths.index(c.execution))
-        return (*flags, c.q_len, c.prefix_len)
+        return (*flags, *_shape(c), c.q_len, c.prefix_len)
 
     return min((t for t in tried if t.failed and any(t.failed)), key=size, default=None)
+
+
+def _shape(cell: Cell) -> tuple[int, int]:
+    """How far from the plainest its widths and prefixes lie."""
+    return get_args(Widths).index(cell.widths), get_args(Prefixes).index(cell.prefixes)
 
 
 def _sentence(found: Isolation) -> str:
@@ -290,7 +338,16 @@ def _sentence(found: Isolation) -> str:
     if found.unsteady:
         again = len(found.unsteady)
         return f"cannot tell: the same call gives now this, now that ({again} of 40 when run again)"
-    if not any(o.failed for o in seen):
+    fails = any(o.failed for o in seen)
+    if found.is_short:
+        count = answered(found.tried)
+        wrong = sum(any(t.failed or ()) for t in found.tried)
+        of_all = f"{count} call{'s' * (count > 1)}"
+        if not fails:
+            return f"nothing failed in {of_all}: too few to tell"
+        cause = f": {found.cause}" if found.cause else ""
+        return f"{wrong} of {of_all} failed: too few to tell where{cause}"
+    if not fails:
         return f"nothing fails: {calls}, {len(seen)} requests"
     rules = found.decision.rules
     cause = f": {found.cause}" if found.cause else ""
@@ -315,7 +372,7 @@ def _sentence(found: Isolation) -> str:
         if rule.accidents
         else ""
     )
-    return "; ".join(parts) + cause + accident
+    return "; ".join(parts) + cause + accident + _remark(rule)
 
 
 def _alike(rule: Rule, seen: list[Observation]) -> str:
@@ -327,11 +384,26 @@ def _alike(rule: Rule, seen: list[Observation]) -> str:
     return ", eager and replay alike"
 
 
+def _remark(rule: Rule) -> str:
+    """Where requests differ, whose numbers count beside the request's own."""
+    told = {_NUMBER_OF.get(c.factor, c.factor) for c in rule.conditions if c.scope == BEFORE}
+    return "".join(
+        f"; where {name} differs within the call, that of a request before it counts too"
+        for name in sorted(told)
+    )
+
+
+_NUMBER_OF = {"widths": "q_len", "prefixes": "prefix_len"}
+
+
 def _no_matter(rule: Rule, seen: list[Observation]) -> list[str]:
     """``branching and padding do not matter``: factors that were varied and that the rule leaves out."""
     spoken = {condition.factor for condition in rule.conditions}
     spoken |= {"batch"} if "position" in spoken else set()
-    spoken |= {"position"} if "batch" in spoken else set()
+    spoken |= (
+        {"position"} if "batch" in spoken or any(map(_is_of_place, rule.conditions)) else set()
+    )
+    spoken |= {_NUMBER_OF[factor] for factor in spoken & {*_NUMBER_OF}}
     names = {
         "branching": "branching", "padding": "padding", "prefix_len": "prefix", "position": "batch position",
         "page_size": "page size",
@@ -340,8 +412,23 @@ def _no_matter(rule: Rule, seen: list[Observation]) -> list[str]:
         called
         for factor, called in names.items()
         if factor not in spoken and len({o.factors[factor] for o in seen}) > 1
+        if not _spared(factor, rule, seen)
     ]
     if not free:
         return []
     listed = free[0] if len(free) == 1 else f"{', '.join(free[:-1])} and {free[-1]}"
     return [f"{listed} {'does' if len(free) == 1 else 'do'} not matter"]
+
+
+def _spared(factor: str, rule: Rule, seen: list[Observation]) -> bool:
+    """Whether what passed under the rule is all of a level of the factor: then that is no accident."""
+    told: dict[Any, list[bool]] = {}
+    for i, o in enumerate(seen):
+        if rule.truth >> i & 1:
+            told.setdefault(o.factors[factor], []).append(o.failed)
+    return any(len(own) >= 4 and not any(own) for own in told.values())
+
+
+def _is_of_place(condition: Condition) -> bool:
+    """Whether it speaks of where in the batch a request stands."""
+    return condition.scope not in {"", BEFORE} or "first request" in condition.text

@@ -24,7 +24,8 @@ def judge(backend: Backend, call: VerifyCall) -> tuple[list[int], str]:
         "prefix_lens": call.prefix_lens,
         "slot_table": call.slots.table,
     }
-    case = StepCase("plan_verify", arguments, {}, call)
+    options = {} if call.q_lens is None else {"q_lens": call.q_lens}
+    case = StepCase("plan_verify", arguments, options, call)
     found, left = run(backend, case)
     what = compared(case, found, call.layout, left, arguments)
     if not what:

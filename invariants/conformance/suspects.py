@@ -1,9 +1,11 @@
 """Known wrong computations, each run beside a backend: named where every failing call comes out as its."""
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from ddtree.invariants.conformance.attend import AttentionCase, attend, output_o
 from ddtree.invariants.conformance.backend import Backend
 from ddtree.invariants.conformance.cells import Cell, case_of
 from ddtree.spec.contracts import FlatMask, VerifyLayout
-from ddtree.spec.errors import InputError
+from ddtree.spec.errors import InputError, require
 from ddtree.spec.mask import read_mask
 
 MOST = 24
@@ -38,13 +40,18 @@ class Suspect(NamedTuple):
     """Fields of both that a replay reads as they were when it was captured."""
 
 
-def suspected(backend: Backend, failing: Sequence[Cell]) -> str:
-    """The wrong computation that gives the backend's outputs on all of these, or two; empty: none or more."""
+def suspected(backend: Backend, failing: Sequence[Cell], until: float = inf) -> str:
+    """The wrong computation that gives the backend's outputs on all of these, or two; empty: none or more.
+
+    When ``time.monotonic()`` passes ``until``, none is named: what was not compared is not known.
+    """
     left = list(SUSPECTS)
     judged = dict.fromkeys(left, 0)
     for cell in failing[:LOOKED_AT]:
         if all(judged[suspect] >= MOST for suspect in left):
             break
+        if time.monotonic() > until:
+            return ""
         case = case_of(cell, backend.dtypes[0])
         try:
             found = _outputs(backend, case)
@@ -62,7 +69,9 @@ def suspected(backend: Backend, failing: Sequence[Cell]) -> str:
                 left.remove(suspect)
         if not left:
             return ""
-    named = [suspect.what for suspect in left if judged[suspect] >= FEWEST]
+    # one that reads past the pool where another gives what was found explains less than that
+    most = max(judged[suspect] for suspect in left)
+    named = [suspect.what for suspect in left if judged[suspect] == most >= FEWEST]
     return " or ".join(named) if len(named) <= 2 else ""
 
 
@@ -138,6 +147,43 @@ def _shifted(
     return replace(layout, kv_indices=layout.kv_indices + by), mask
 
 
+def _max_q_len_wide(
+    layout: VerifyLayout, mask: FlatMask, _: int, *, segments: bool
+) -> tuple[VerifyLayout, FlatMask]:
+    """Read rows of the mask as if each request had ``max_q_len`` of them; where segments begin too, or not.
+
+    Raises:
+        InputError: that lies behind the mask.
+    """
+    allowed, width, end = mask.allowed.clone(), layout.max_q_len, 0
+    rows = layout.qo_indptr.diff().tolist()
+    for b, (q_len, prefix_len) in enumerate(
+        zip(rows, layout.kv_indptr.diff().tolist(), strict=True)
+    ):
+        start = int(layout.mask_indptr[b])
+        first = end if segments else start
+        end += width * (prefix_len + width)
+        if not q_len:
+            continue
+        row, column = torch.arange(q_len)[:, None], torch.arange(prefix_len + q_len)
+        places = (first + row * (prefix_len + width) + column).flatten()
+        require(int(places[-1]) < allowed.numel(), "it reads behind the mask")
+        allowed[start : start + places.numel()] = mask.allowed[places]
+    return layout, FlatMask(allowed)
+
+
+def _prefix_of_the_first(
+    layout: VerifyLayout, mask: FlatMask, _: int
+) -> tuple[VerifyLayout, FlatMask]:
+    first = int(layout.kv_indptr[1])
+
+    def cut(seen: Tensor, prefix_len: int) -> Tensor:
+        seen[:, min(first, prefix_len) : prefix_len] = False
+        return seen
+
+    return _of_mask(cut)(layout, mask, _)
+
+
 def _no_prefix(seen: Tensor, prefix_len: int) -> Tensor:
     return torch.cat([torch.zeros_like(seen[:, :prefix_len]), seen[:, prefix_len:]], dim=1)
 
@@ -155,6 +201,17 @@ SUSPECTS = (
     ),
     Suspect("rows see no row of the tree, not even themselves", _of_tree(torch.zeros_like)),
     Suspect("rows do not see the prefix", _of_mask(_no_prefix)),
+    Suspect(
+        "no more of a prefix is read than the first request's has", _prefix_of_the_first
+    ),
+    Suspect(
+        "the mask is read with `max_q_len` where q_len belongs, in its rows",
+        partial(_max_q_len_wide, segments=False),
+    ),
+    Suspect(
+        "the mask is read with `max_q_len` where q_len belongs, in its rows and in where segments begin",
+        partial(_max_q_len_wide, segments=True),
+    ),
     *(
         Suspect(
             f"the prefix is read from `kv_indices {'+' if by > 0 else '-'} {abs(by)}`",

@@ -244,9 +244,19 @@ def test_isolation_says_it_in_a_sentence(run: Run, folder: Path) -> None:
 def test_isolation_of_what_is_right(run: Run, folder: Path) -> None:
     """Nothing fails: exit code 0."""
     (folder / "mine.py").write_text(MINE)
-    result = run("isolate", "mine.py:Mine", "--calls", "40")
+    result = run("isolate", "mine.py:Mine", "--calls", "60")
     assert result.exit_code == 0
-    assert "nothing fails: 29 calls" in result.stdout
+    assert "nothing fails: 34 calls" in result.stdout
+
+
+def test_too_few_calls_tell_nothing(run: Run) -> None:
+    """It says how few ran, and ends with exit code 2; what failed in them is told, but not where."""
+    right = run("isolate", "ddtree.spec:verify_attention", "--calls", "1")
+    assert right.exit_code == 2
+    assert "ddtree.spec:verify_attention nothing failed in 1 call: too few to tell" in right.stdout
+    wrong = run("isolate", "inverted", "--calls", "10")
+    assert wrong.exit_code == 1
+    assert "calls failed: too few to tell where" in " ".join(wrong.stdout.split())
 
 
 def test_isolation_of_a_plan(run: Run, folder: Path) -> None:
@@ -442,7 +452,7 @@ def test_isolation_is_proposed_where_it_can_help(run: Run, folder: Path) -> None
     (folder / "mine.py").write_text(MINE)
     wrong = run("conform", "mine.py:Sees", "--only", "values, float32", "--examples", "5")
     assert (wrong.exit_code, "ddtree isolate" in wrong.stdout) == (1, False)
-    nothing = run("isolate", "mine.py:Sees", "--calls", "10")
+    nothing = run("isolate", "mine.py:Sees", "--calls", "60")
     assert nothing.exit_code == 0
     assert "not crossed: windows, softcap, sinks, log-sum-exp, values" in nothing.stdout
     file = "ddtree-conform/mine-py-Sees-values-float32.safetensors"
@@ -490,7 +500,7 @@ def test_an_unknown_property_is_refused(run: Run) -> None:
 def test_nothing_is_left_in_the_folder(folder: Path, verb: str) -> None:
     """A process of its own writes neither hypothesis' files nor an empty folder for cases."""
     (folder / "mine.py").write_text(MINE)
-    some = ("--examples", "40", "--only", "visible") if verb == "conform" else ("--calls", "5")
+    some = ("--examples", "40", "--only", "visible") if verb == "conform" else ("--calls", "60")
     command = [sys.executable, "-B", "-m", "ddtree", verb, "mine.py:Mine", *some]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     environment.pop("HYPOTHESIS_STORAGE_DIRECTORY", None)

@@ -144,7 +144,7 @@ def test_wrong_numbers_are_told_as_broken(run: Run, folder: Path) -> None:
 def test_isolate_and_its_json_give_one_page(run: Run, folder: Path) -> None:
     """``--html``, and ``report`` on what ``--out`` wrote."""
     result = run(
-        "isolate", "founding-bug", "--calls", 60, "--seconds", 300,
+        "isolate", "founding-bug", "--calls", 120, "--seconds", 300,
         "--out", "cells.json", "--html", "isolation.html",
     )  # fmt: skip
     assert result.exit_code == BROKEN

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddtree.invariants.conformance.cells import Cell
+from ddtree.invariants.conformance.cells import Cell, q_lens
 from ddtree.invariants.conformance.decide import decide
 from ddtree.invariants.conformance.isolate import Isolation, Tried
 from ddtree.pictures.pages.conformance import conformance_page, record_page
@@ -115,10 +116,11 @@ def counts(cells: list[Any]) -> dict[tuple[bool, str], tuple[int, int]]:
     """Failed and tried requests by whether q_len is 8, and by the execution."""
     found: dict[tuple[bool, str], tuple[int, int]] = {}
     for cell in cells:
-        key = (cell["q_len"] == 8, cell["execution"])
-        failed, tried = found.get(key, (0, 0))
-        own = cell["failed"] or []
-        found[key] = (failed + sum(own), tried + len(own))
+        known = Cell(**{f.name: cell[f.name] for f in fields(Cell)})
+        for q_len, fails in zip(q_lens(known), cell["failed"] or [], strict=False):
+            key = (q_len == 8, known.execution)
+            failed, tried = found.get(key, (0, 0))
+            found[key] = (failed + fails, tried + 1)
     return found
 
 
@@ -139,7 +141,7 @@ def test_the_isolation_says_it_in_a_sentence_and_crosses_the_factors(isolated: A
     rows = {row[0]: row[1:] for row in table.table() if len(row) == len(levels) + 1}
     for path in ("eager", "buffers", "replay"):
         cells = rows[path]
-        assert cells[eight] == "✓ {}/{}".format(*right[True, path])
+        assert cells[eight][2:] == "{}/{}".format(*right[True, path])
         others = [cell[2:].split("/") for i, cell in enumerate(cells) if i != eight and cell]
         assert tuple(sum(int(o[k]) for o in others) for k in (0, 1)) == right[False, path]
     for cell in table.all("td"):

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any
 
 from ddtree.invariants.conformance.cells import Cell
-from ddtree.invariants.conformance.decide import FACTORS, Decision, Observation
-from ddtree.invariants.conformance.isolate import NUMBERS, Isolation, Tried
+from ddtree.invariants.conformance.decide import FACTORS, NUMBERS, Decision, Observation
+from ddtree.invariants.conformance.isolate import Isolation, Tried
 from ddtree.pictures.pages.markup import Markup, counted, join, tag
 from ddtree.pictures.pages.page import command, facts, folded, page, section
 

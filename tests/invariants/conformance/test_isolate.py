@@ -1,7 +1,9 @@
 """Isolation names the true factor of each fault of the catalogue, and says when it cannot tell."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,14 +15,26 @@ from ddtree.catalogue.backends import (
     Faulty,
     FaultyBackend,
     FoundingBug,
+    Pass,
+    Spoil,
     configured,
     of_masks,
 )
 from ddtree.invariants.conformance import Backend, Refused
-from ddtree.invariants.conformance.cells import Cell, can_be, case_of, grid, num_nodes
+from ddtree.invariants.conformance.cells import (
+    Cell,
+    can_be,
+    case_of,
+    grid,
+    max_q_len,
+    num_nodes,
+    prefix_lens,
+    q_lens,
+)
 from ddtree.invariants.conformance.decide import Observation, decide
 from ddtree.invariants.conformance.isolate import Isolation, Tried, isolate
 from ddtree.invariants.conformance.suspects import SUSPECTS, Suspect, backend_of
+from ddtree.spec.mask import read_mask
 
 CALLS = 450
 BESIDE = Backend.of(spec.verify_attention)
@@ -42,10 +56,182 @@ def test_the_founding_bug_in_a_sentence() -> None:
         "fails iff q_len != 8, eager and replay alike; branching, padding, prefix, batch position "
         "and page size do not matter: likely a width of 8 is used where q_len belongs"
     )
-    by_level = {(row["factor"], row["level"]): row for row in found.table}
-    assert by_level["q_len", 8]["failed"] == 0 < by_level["q_len", 8]["requests"]
+    assert found.sentence.endswith(
+        "; where q_len differs within the call, that of a request before it counts too"
+    )
+    eights = [o for o in found.observations if o.factors["q_len"] == 8]
+    behind = [any(q != 8 for q in o.within["q_len"][: o.factors["position"]]) for o in eights]
+    assert [o.failed for o in eights] == behind
+    assert {*behind} == {True, False}
     assert found.example is not None
     assert "of request 0" in found.example.what
+
+
+def moved(place: int, by: int) -> Spoil:
+    """The prefix of one place of a batch is read from some entries before its own."""
+
+    def spoil(given: Pass) -> Pass:
+        layout, kv_indices = given.layout, given.layout.kv_indices.clone()
+        if _used(layout) > place:
+            start, end = layout.kv_indptr[place : place + 2].tolist()
+            if start >= by:
+                kv_indices[start:end] = layout.kv_indices[start - by : end - by]
+        return given._replace(layout=replace(layout, kv_indices=kv_indices))
+
+    return spoil
+
+
+def _used(layout: spec.VerifyLayout) -> int:
+    return int((layout.qo_indptr.diff() > 0).sum())
+
+
+def kept_prefix(keep: Callable[[int, int, list[int]], int]) -> Spoil:
+    """Of each request's prefix the first entries are read, by its place, the batch and all lengths."""
+
+    def spoil(given: Pass) -> Pass:
+        layout, lens = given.layout, given.layout.kv_indptr.diff().tolist()
+        allowed = given.mask.allowed.clone()
+        for b in range(_used(layout)):
+            start, end = layout.mask_indptr[b : b + 2].tolist()
+            matrix = read_mask(given.mask, layout, b).clone()
+            matrix[:, max(keep(b, _used(layout), lens), 0) : lens[b]] = False
+            allowed[start:end] = matrix.flatten()
+        return given._replace(mask=spec.FlatMask(allowed))
+
+    return spoil
+
+
+def wide_mask(width_of: Callable[[spec.VerifyLayout], int], *, segments: bool) -> Spoil:
+    """The mask is read with one width for all requests, in its rows, and in where segments begin, or not."""
+
+    def spoil(given: Pass) -> Pass:
+        layout, allowed, first = given.layout, given.mask.allowed.clone(), 0
+        width, lens = width_of(layout), layout.kv_indptr.diff().tolist()
+        for b in range(_used(layout)):
+            start, end = layout.mask_indptr[b : b + 2].tolist()
+            row = torch.arange(int(layout.qo_indptr[b + 1] - layout.qo_indptr[b]))[:, None]
+            column = torch.arange(lens[b] + row.numel())
+            places = (first if segments else start) + row * (lens[b] + width) + column
+            last = given.mask.allowed.numel() - 1
+            allowed[start:end] = given.mask.allowed[places.flatten().clamp(max=last)]
+            first += width * (lens[b] + width)
+        return given._replace(mask=spec.FlatMask(allowed))
+
+    return spoil
+
+
+def last_of(place: int) -> Spoil:
+    """The last entry of the prefix is left out at one place of the batch."""
+    return kept_prefix(lambda b, _, lens: lens[b] - (b == place))
+
+
+def first_width(layout: spec.VerifyLayout) -> int:
+    return int(layout.qo_indptr[1])
+
+
+SEPARATED: dict[str, tuple[Spoil, str, str]] = {
+    "the second, one entry off": (
+        moved(1, 1),
+        "prefix_len > 0 and prefix_len of a request before it > 0 and the request is the second",
+        "",
+    ),
+    "the third, one entry off": (
+        moved(2, 1),
+        "prefix_len > 0 and prefix_len of a request before it > 0 and the request is the third of three",
+        "",
+    ),
+    "the second without its last entry": (
+        last_of(1), "prefix_len > 0 and the request is the second", "",
+    ),
+    "the third without its last entry": (
+        last_of(2), "prefix_len > 0 and the request is the third of three", "",
+    ),
+    "the last without its last entry": (
+        kept_prefix(lambda b, batch, lens: lens[b] - (b == batch - 1)),
+        "prefix_len > 0 and the request is the last", "",
+    ),
+    "the first one's prefix length": (
+        kept_prefix(lambda _, __, lens: lens[0]),
+        "prefix_len > that of the first request",
+        "no more of a prefix is read than the first request's has",
+    ),
+    "the shortest prefix length": (
+        kept_prefix(lambda _, batch, lens: min(lens[:batch])),
+        "prefix_len > that of another request", "",
+    ),
+    "max_q_len": (
+        wide_mask(lambda layout: layout.max_q_len, segments=True),
+        "q_len < max_q_len",
+        "the mask is read with `max_q_len` where q_len belongs, in its rows and in where segments begin",
+    ),
+    "max_q_len in rows": (
+        wide_mask(lambda layout: layout.max_q_len, segments=False),
+        "q_len < max_q_len",
+        "the mask is read with `max_q_len` where q_len belongs, in its rows",
+    ),
+    "the first one's width": (
+        wide_mask(first_width, segments=False), "q_len != that of the first request", "",
+    ),
+    "a width of 15": (
+        wide_mask(lambda _: 15, segments=True),
+        "q_len != 15", "likely a width of 15 is used where q_len belongs",
+    ),
+}  # fmt: skip
+"""Faults that only factors crossed with one another tell apart: the rule, and the cause if one is known."""
+
+
+@pytest.mark.parametrize("fault", SEPARATED)
+def test_factors_that_go_together_elsewhere_are_told_apart(fault: str) -> None:
+    """Places, prefixes, and widths within a call: the rule is the fault's own, and no cause is made up."""
+    spoil, rule, cause = SEPARATED[fault]
+    found = isolate(Faulty(spoil), fault, seconds=300, calls=CALLS)
+    assert [r.text for r in found.decision.rules] == [rule], found.sentence
+    assert found.cause == cause
+    if "prefix_len" in rule:
+        assert "prefix" not in found.sentence.partition("; ")[2].partition(" not matter")[0]
+
+
+def test_a_place_that_batches_of_two_do_not_tell_is_said_so() -> None:
+    """Without batches of three the second is the same as any but the first."""
+
+    class Two(Faulty):
+        def verify_attention(self, *arguments: Any, **options: Any) -> torch.Tensor:
+            if _used(arguments[5]) > 2:
+                raise Refused("two at most")
+            return super().verify_attention(*arguments, **options)
+
+    blind = kept_prefix(lambda b, _, lens: 0 if b == 1 else lens[b])
+    found = isolate(Two(blind), "it", seconds=300, calls=300)
+    assert found.sentence.startswith(
+        "cannot tell `prefix_len > 0 and the request is not the first` "
+        "from `prefix_len > 0 and the request is the second`: "
+    ), found.sentence
+
+
+def test_the_time_holds_for_all_that_follows_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow backend: no call is begun past the time, neither of a sweep nor of a counter-check."""
+    now, begun = [0.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def verify_attention(*arguments: Any) -> Any:
+        begun.append(now[0])
+        now[0] += 0.25
+        return spec.verify_attention(*arguments)[0] * 0
+
+    found = isolate(verify_attention, "it", seconds=10)
+    assert max(begun) <= 10
+    assert len(begun) >= 20
+    assert found.sentence.startswith("fails always")
+
+
+def test_few_calls_tell_nothing() -> None:
+    """How few ran is said, and no rule is made of them."""
+    right = isolate(spec.verify_attention, "it", calls=1)
+    assert right.sentence == "nothing failed in 1 call: too few to tell"
+    wrong = isolate(FoundingBug(), "it", calls=8)
+    assert wrong.decision.rules == ()
+    assert wrong.sentence.startswith(f"{sum(any(t.failed or ()) for t in wrong.tried)} of ")
+    assert "calls failed: too few to tell where" in wrong.sentence
 
 
 @pytest.mark.parametrize("suspect", SUSPECTS, ids=lambda s: s.what)
@@ -233,15 +419,19 @@ def observations(*rows: tuple[dict[str, Any], bool]) -> list[Observation]:
     plain = {
         "q_len": 9, "num_nodes": 9, "prefix_len": 5, "branching": False, "padding": False,
         "execution": "eager", "earlier": "none", "position": 0, "batch": 1, "page_size": 1,
+        "prefixes": "equal", "widths": "equal",
     }  # fmt: skip
     each = [(plain | factors, failed) for factors, failed in rows]
-    return [Observation(own | {"widest": own["q_len"]}, failed) for own, failed in each]
+    return [
+        Observation(own | {"widest": own["q_len"], "max_q_len": own["q_len"]}, failed)
+        for own, failed in each
+    ]
 
 
 def test_two_factors_that_always_go_together_are_both_told() -> None:
     """Branching and pages never apart: neither is blamed alone."""
     seen = observations(
-        *[({"branching": True, "page_size": 4}, True), ({}, False)] * 9,
+        *[({"branching": True, "page_size": 4}, True), ({}, False)] * 12,
     )
     decision = decide(seen)
     assert [rule.text for rule in decision.rules] == ["the tree branches", "page_size > 1"]
@@ -256,7 +446,7 @@ def test_two_factors_that_always_go_together_are_both_told() -> None:
 
 def test_no_rule_is_made_up() -> None:
     """Failures without order: the nearest rule is named as such."""
-    cells = grid()[:300]
+    cells = list(islice(grid(), 300))
     tried = tuple(Tried(cell, (i * 7919 % 97 < 40,) * cell.batch) for i, cell in enumerate(cells))
     flat = Isolation("it", tried, decide([]))
     decision = decide(flat.observations)
@@ -279,14 +469,21 @@ def test_accidents_are_told() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_cells_are_what_they_say(seed: int) -> None:
     """Each cell's call has its width, nodes, branching, prefix and pages, and satisfies the reference."""
-    for cell in grid(seed)[:60]:
+    for cell in islice(grid(seed), 120):
         assert can_be(cell)
         case = case_of(cell, torch.float32)
         call = case.call
-        assert call.layout.qo_indptr.diff().tolist() == [cell.q_len] * cell.batch
-        assert call.tree.num_nodes.tolist() == [num_nodes(cell)] * cell.batch
-        assert (num_nodes(cell) < cell.q_len) == cell.padding
-        real = call.tree.parents[0, 1 : num_nodes(cell)].tolist()
-        assert (len(set(real)) < len(real)) == cell.branching
-        assert call.prefix_lens.tolist() == [cell.prefix_len + 3 * b for b in range(cell.batch)]
+        widths, nodes = call.layout.qo_indptr.diff().tolist(), call.tree.num_nodes.tolist()
+        assert (widths, nodes) == ([*q_lens(cell)], [*num_nodes(cell)])
+        assert max(widths) == cell.q_len
+        assert len(set(widths)) == (1 if cell.widths == "equal" else cell.batch)
+        assert sorted(widths, reverse=cell.widths == "falling") == widths
+        for b, (q_len, count) in enumerate(zip(widths, nodes, strict=True)):
+            assert (count < q_len) == cell.padding
+            real = call.tree.parents[b, 1:count].tolist()
+            assert (len(set(real)) < len(real)) == cell.branching
+        assert call.prefix_lens.tolist() == [*prefix_lens(cell)]
+        if cell.execution != "buffers":
+            seen = case.call.layout.max_q_len if case.earlier is None else 0
+            assert seen in {0, max_q_len(cell)}
         assert (case.earlier is not None) == (cell.execution == "replay")

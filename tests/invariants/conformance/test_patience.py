@@ -1,8 +1,10 @@
 """Calls that do not end: interrupted where that can be done, told with their place, and waited for once."""
 
+import re
 import signal
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def test_isolation_goes_on_past_calls_that_do_not_end() -> None:
             return spec.verify_attention(*arguments)
 
     found = isolate(LoopsBehindEight, "loops", seconds=60, calls=50)
-    assert found.sentence.startswith("loops fails iff q_len > 8") or "q_len > 8" in found.sentence
+    assert re.match(r"fails iff q_len.* > 8", found.sentence), found.sentence
     assert "in every such call it did not return in time" in found.cause
 
 
@@ -68,7 +70,7 @@ def test_numbers_beside_the_grid_are_tried_before_nothing_is_said_to_fail(
 ) -> None:
     """One wrong width, 37, which no combination of the grid has (lucebox #61: 36 + 1)."""
     whole = cells.grid
-    monkeypatch.setattr(isolation, "grid", lambda seed: whole(seed)[:8])
+    monkeypatch.setattr(isolation, "grid", lambda seed: islice(whole(seed), 8))
 
     def verify_attention(*arguments: Any) -> Any:
         output, _ = spec.verify_attention(*arguments)
