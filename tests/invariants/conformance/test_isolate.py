@@ -184,7 +184,7 @@ SEPARATED: dict[str, tuple[Spoil, str, str]] = {
 def test_factors_that_go_together_elsewhere_are_told_apart(fault: str) -> None:
     """Places, prefixes, and widths within a call: the rule is the fault's own, and no cause is made up."""
     spoil, rule, cause = SEPARATED[fault]
-    found = isolate(Faulty(spoil), fault, seconds=300, calls=CALLS)
+    found = isolate(Faulty(spoil), fault, seconds=300, calls=300)
     assert [r.text for r in found.decision.rules] == [rule], found.sentence
     assert found.cause == cause
     if "prefix_len" in rule:
