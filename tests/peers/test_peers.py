@@ -24,7 +24,7 @@ ON_CPU = ("sdpa", "flex", "transformers-sdpa", "transformers-eager", "impl")
 @pytest.mark.parametrize("prop", ["visible set", "visible set, replay", "values, float32"])
 def test_peers_hold(name: str, prop: str) -> None:
     """Each attends to the right entries, in buffers too, with the reference's numbers."""
-    result = hold(Backend.of(load(PEERS[name].target)), BY_ID[prop], examples=8, seconds=60)
+    result = hold(Backend.of(load(PEERS[name].target)), BY_ID[prop], examples=8, seconds=20)
     assert result.state == "holds", result
 
 
@@ -70,7 +70,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_sglang(prop: str, state: str) -> None:
     """Its kernels hold, but for a window by row (its issue 39287)."""
     result = hold(
-        Backend.of(load("ddtree.peers.sglang:Triton")), BY_ID[prop], examples=25, seconds=60
+        Backend.of(load("ddtree.peers.sglang:Triton")), BY_ID[prop], examples=25, seconds=20
     )
     assert result.state == state, result
 
