@@ -32,6 +32,7 @@ from ddtree.invariants.debug import install_capture
 from ddtree.invariants.invariant import Invariant
 from ddtree.invariants.settings import Settings
 from ddtree.invariants.sizes import (
+    INDPTRS,
     Sizes,
     batch_counts,
     batch_of,
@@ -336,11 +337,11 @@ class CapturedCheck:
             return name in known and known[name].dtype is torch.int32
 
         kernels.sizes_kernel[(1,)](
-            *(known.get(name) for name in ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")),
+            *(known.get(name) for name in INDPTRS),
             *(known.get(n) for n in ("q_lens", "prefix_lens", "num_nodes", "num_accepted", "committed_lens")),
             self._plan, self._state, self._numbers,
             self.room, self.batch,
-            *(_room(known.get(name), 1) for name in ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")),
+            *(_room(known.get(name), 1) for name in INDPTRS),
             *(_room(known.get(name)) for name in ("bias", "slot_table", "slot_table_after")),
             padded, self._size("token_ids", 1), self._size("parents", 1),
             -1 if call.budget is None else call.budget,

@@ -726,9 +726,10 @@ def commit_sources(call: Call, sizes: Sizes, request: int) -> str:
     count, start = int(call.num_accepted[request]), sizes.row_starts[request]
     nodes, found = call.nodes[request, :count].long(), call.src[request, :count]
     if torch.equal(found, call.out_cache_loc[start + nodes]):
+        behind = call.src[request, count:]
         return (
             f"the sources of the {count} accepted rows are right: behind them every entry is -1, here it is "
-            f"{int(call.src[request][count:][call.src[request][count:] != -1][0])}"
+            f"{int(behind[behind != -1][0])}"
         )
     if torch.equal(found, call.out_cache_loc[start : start + count]):
         return (

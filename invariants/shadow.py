@@ -123,10 +123,9 @@ def _read(layout: VerifyLayout, starts: Tensor, length: Callable[[PrefixLen, QLe
     In a sound call both are the same; a faulty one must come to the reference as it was.
     """
     told: list[int] = starts.tolist()
-    sizes = zip(
-        told, layout.kv_indptr.diff().tolist(), layout.qo_indptr.diff().tolist(), strict=False
-    )
-    return max(told[-1], *(start + length(PrefixLen(p), QLen(q)) for start, p, q in sizes))
+    prefixes, widths = layout.kv_indptr.diff().tolist(), layout.qo_indptr.diff().tolist()
+    sizes = zip(told, prefixes, widths, strict=False)  # a faulty indptr may be of another batch
+    return max([told[-1], *(start + length(PrefixLen(p), QLen(q)) for start, p, q in sizes)])
 
 
 def copied(value: Any, device: str | torch.device = "cpu") -> Any:

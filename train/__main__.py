@@ -194,13 +194,14 @@ def fit(
         mask_token_id=config.mask_token_id, texts=texts, anchors=anchors, rate=rate,
         warmup=warmup, steps=steps, minutes=minutes, seed=seed,
     )  # fmt: skip
+    begun_with = weights_of(start)
     run = Trainer(
         out / "run",
         model,
         train,
         settings,
         draft_model,
-        fingerprint=" ".join([fingerprint(model), str(train.new_tokens), *weights_of(start)]),
+        fingerprint=" ".join([fingerprint(model), str(train.new_tokens), *begun_with]),
         compile=compile_ if device.startswith("cuda") else "none",
     )
     if not run.is_done:  # what is written there until the end is unfinished
@@ -240,7 +241,7 @@ def fit(
                 "target_layer_ids": list(config.target_layer_ids),
             },
             "data": counted,
-            "start": weights_of(start),
+            "start": begun_with,
             "parameters": sum(p.numel() for p in run.model.parameters()),
             "steps": run.step,
             "epochs": run.step * texts / len(train),

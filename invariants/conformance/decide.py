@@ -190,15 +190,13 @@ def conditions_of(observations: Sequence[Observation]) -> dict[int, list[Conditi
         # told after q_len and as of that factor: without a captured call the two are one
         text = f"q_len, or that of the call captured before, > {value}"
         add(text, "q_len", widest.where(partial(operator.lt, value)))
-    for factor, told in (("q_len", "widths"), ("prefix_len", "prefixes")):
+    for factor, told, plural in (
+        ("q_len", "widths", "widths"), ("prefix_len", "prefixes", "prefix lengths"),
+    ):  # fmt: skip
         lists = within[factor]
         truth = _bits(len(set(own)) > 1 for own in lists)
-        add(f"{told} differ within the call".replace("es differ", " lengths differ"), told, truth)
-        add(
-            f"{told} are equal within the call".replace("es are", " lengths are"),
-            told,
-            every & ~truth,
-        )
+        add(f"{plural} differ within the call", told, truth)
+        add(f"{plural} are equal within the call", told, every & ~truth)
         for scope in ("", BEFORE, " of a request before it"):
             called = factor if scope == BEFORE else factor + scope
             chosen = [_SCOPES[scope](own, b) for own, b in zip(lists, places, strict=True)]

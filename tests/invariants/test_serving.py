@@ -19,6 +19,7 @@ from ddtree.invariants.checks import CHEAP
 from ddtree.invariants.debug import current
 from ddtree.invariants.recorded import read
 from ddtree.invariants.settings import Settings, settings
+from ddtree.invariants.shadow import Shadow
 from ddtree.spec import (
     DraftTree,
     FlatMask,
@@ -195,6 +196,15 @@ def test_counts_show_themselves() -> None:
         _, layout, mask = verify([5], 4)
         convert_mask(mask, layout, "packed")
     assert "'calls': {" in repr(counts) and "('convert_mask', 'full'): " in repr(counts)
+
+
+def test_a_shadow_of_no_request_reads_nothing() -> None:
+    """The mask of a layout without requests is cut to nothing, whatever lies behind."""
+    ends, empty = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    layout = VerifyLayout(ends, ends, empty, ends, QLen(1), empty, empty)
+    mask = FlatMask(torch.ones(5, dtype=torch.bool))
+    given = {"mask": mask, "layout": layout, "form": "flat"}
+    assert Shadow("convert_mask", given).given["mask"].allowed.numel() == 0
 
 
 def test_dumps_end_at_their_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
