@@ -45,7 +45,7 @@ def subjects(out: Path, official: str | None, *, cuda: bool) -> list[Subject]:
         ),
         Subject("attention", ("grid", "--out", str(out), "--limit", "1200"), no_gpu),
         Subject("round", ("--part", "times", "--out", f"{out}/round.json"), no_gpu),
-        Subject("loop", ("--prompts", "8", "--out", f"{out}/loop.json", "--limit", "300"), no_gpu),
+        Subject("loop", ("--out", f"{out}/loop.json", "--limit", "600"), no_gpu),
         Subject("parts", ("--out", f"{out}/parts.json"), no_gpu),
         Subject("debug", ("--out", f"{out}/debug.json")),
         Subject("debug_overhead", ("--out", f"{out}/debug-overhead.json"), no_gpu),

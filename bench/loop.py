@@ -8,7 +8,9 @@ Three methods decode the same prompts, so many new tokens each (stop tokens end 
 plain     one token a step, the same target, pool and attention in one CUDA graph (``bench/plain.py``)
 ours      ``ddtree.decoding.decode``, each round one CUDA graph, at every budget
 official  ``ddtree_generate`` of the paper's published code, as it is, one request at a time (--official as in
-          ``bench/official.py``; with Transformers below 5.18)
+          ``bench/official.py``; with Transformers below 5.18). It takes seconds a text, so it decodes a few
+          prompts only (--official-prompts, over all kinds); its rows say which, and give our speed and
+          plain decoding's on those alone. "Times official" are of these.
 
 Seconds are wall time on the host after the prompts have been read; the official code's are its own (it
 leaves out its first draft). With batch 8 the prompts are begun together, and requests that are done leave
@@ -24,11 +26,13 @@ is not.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +60,10 @@ from ddtree.decoding.paged import PagedTarget
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests/data/prompts.json"
-BUDGETS = (8, 16, 32, 64, 128, 256)
+BUDGETS = (8, 16, 32, 63, 64, 127, 128, 255, 256)
+"""With and without the row that no longer fills a tile."""
+OFFICIAL_BUDGETS = (16, 64)
+OFFICIAL_PROMPTS = 3
 BATCHES = (1, 8)
 TRAINED = ROOT / "drafters/smollm2-135m-instruct"
 """The embedded target's drafter."""
@@ -105,6 +112,7 @@ def run_plain(setting: Setting, batch: int) -> dict[str, Any]:
         "rounds": sum(run.steps for run in runs),
         "ms_per_round": 1e3 * seconds / sum(run.steps for run in runs),
         "acceptance_length": 1.0,
+        "seconds_of_waves": [run.seconds for run in runs],
         "token_ids": [text for run in runs for text in run.token_ids],
     }
 
@@ -115,13 +123,13 @@ def run_ours(setting: Setting, batch: int, budget: int) -> dict[str, Any]:
     target = PagedTarget(setting.model, max_batch=batch, max_context=size)
     decode(target, setting.drafter, [Request(setting.prompts[0], 2)], budget=budget)  # compiles
     found: list[Generation] = []
-    seconds, rounds = 0.0, 0
+    seconds, rounds = list[float](), 0
     for first in range(0, len(setting.prompts), batch):
         todo = [Request(ids, setting.new_tokens) for ids in setting.prompts[first : first + batch]]
         wave = decode(target, setting.drafter, todo, budget=budget)
         # all begin before the first round: whoever takes longest has had every round
         longest = max(wave, key=lambda one: len(one.rounds))
-        seconds += sum(r.draft_seconds + r.verify_seconds for r in longest.rounds)
+        seconds.append(sum(r.draft_seconds + r.verify_seconds for r in longest.rounds))
         rounds += len(longest.rounds)
         found += wave
     lengths = [stats.num_accepted for one in found for stats in one.rounds]
@@ -129,19 +137,21 @@ def run_ours(setting: Setting, batch: int, budget: int) -> dict[str, Any]:
         "method": "ours",
         "batch": batch,
         "budget": budget,
-        **speed(sum(len(one.token_ids) - 1 for one in found), seconds),
+        **speed(sum(len(one.token_ids) - 1 for one in found), sum(seconds)),
         "rounds": rounds,
-        "ms_per_round": 1e3 * seconds / rounds,
+        "ms_per_round": 1e3 * sum(seconds) / rounds,
         "acceptance_length": statistics.mean(lengths),
+        "seconds_of_waves": seconds,
         "token_ids": [list(one.token_ids) for one in found],
-        "found": found,
     }
 
 
-def run_official(setting: Setting, module: Any, drafter: Any, budget: int) -> dict[str, Any]:
-    """The official loop, one request at a time, with its own clock."""
+def run_official(
+    setting: Setting, module: Any, drafter: Any, budget: int, which: Sequence[int]
+) -> dict[str, Any]:
+    """The official loop on the prompts named, one request at a time, with its own clock."""
     texts, seconds, count, lengths = [], 0.0, 0, list[int]()
-    for turn in (0, *range(len(setting.prompts))):  # the first one warms up
+    for turn in (which[0], *which):  # the first one warms up
         ids = setting.prompts[turn]
         found = module.ddtree_generate(
             model=drafter, target=setting.model, input_ids=ids[None].to(setting.model.device),
@@ -161,6 +171,7 @@ def run_official(setting: Setting, module: Any, drafter: Any, budget: int) -> di
         "rounds": len(lengths),
         "ms_per_round": 1e3 * seconds / len(lengths),
         "acceptance_length": statistics.mean(lengths),
+        "which_prompts": list(which),
         "token_ids": texts[1:],
     }
 
@@ -170,6 +181,21 @@ def speed(tokens: int, seconds: float) -> dict[str, float]:
     return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
+def beside(rows: list[dict[str, Any]], which: Sequence[int]) -> dict[str, Any]:
+    """Plain decoding and ours, at each budget, on some prompts: a row of batch 1 has a wave for each."""
+    found: dict[str, Any] = {"ours": {}}
+    for row in rows:
+        if row["batch"] != 1 or row["method"] == "official":
+            continue
+        tokens = sum(len(row["token_ids"][i]) - 1 for i in which)
+        rate = tokens / sum(row["seconds_of_waves"][i] for i in which)
+        if row["method"] == "plain":
+            found["plain"] = rate
+        else:
+            found["ours"][str(row["budget"])] = rate
+    return found
+
+
 @torch.no_grad()
 def check(setting: Setting, row: dict[str, Any], expected: list[list[int]]) -> dict[str, Any]:
     """The gate: texts against plain ones, and every token against a second pass of the model.
@@ -177,9 +203,11 @@ def check(setting: Setting, row: dict[str, Any], expected: list[list[int]]) -> d
     The second pass reads a finished text at once, with the model's own attention.
     """
     tolerance = TIE_TOLERANCE[setting.model.dtype]
+    which = row.get("which_prompts", range(len(setting.prompts)))
+    prompts, expected = [setting.prompts[i] for i in which], [expected[i] for i in which]
     equal, first, worst, choices, emitted = 0, list[int](), 0.0, 0, 0
     setting.model.set_attn_implementation("sdpa")
-    for ids, text, other in zip(setting.prompts, row["token_ids"], expected, strict=True):
+    for ids, text, other in zip(prompts, row["token_ids"], expected, strict=True):
         equal += text == other
         if text != other:
             pairs = zip(text, other, strict=False)
@@ -237,11 +265,16 @@ def encoded(tokenizer: Any, count: int) -> list[Tensor]:
 
     every = json.loads(PROMPTS.read_text(encoding="utf-8"))
     found = []
-    for i in range(count):
-        prompt = every[(i * len(every)) // count]
+    for i in spread(count, len(every)):
+        prompt = every[i]
         chat = [{"role": "user", "content": prompt["text"]}]
         found.append(encode(tokenizer, chat if prompt.get("chat") else prompt["text"]))
     return found
+
+
+def spread(count: int, total: int) -> list[int]:
+    """So many of ``range(total)``, evenly."""
+    return [(i * total) // count for i in range(count)]
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -312,7 +345,10 @@ def official_drafter(setting: Setting) -> Any:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The best budget of each batch, and what it is times plain decoding and the official loop."""
+    """The best budget of each batch, times plain decoding, and the best budgets times the official loop.
+
+    The official loop is held to what it decoded: to the best budgets of both on those prompts.
+    """
     found: dict[str, Any] = {}
     for batch in sorted({row["batch"] for row in rows}):
         mine = [row for row in rows if row["batch"] == batch]
@@ -321,10 +357,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             continue
         best = max(ours, key=lambda row: row["tokens_per_second"])
         entry = {"budget": best["budget"], "tokens_per_second": best["tokens_per_second"]}
-        for method in ("plain", "official"):
-            others = [row["tokens_per_second"] for row in mine if row["method"] == method]
-            if others:
-                entry[f"times_{method}"] = best["tokens_per_second"] / max(others)
+        plain = [row["tokens_per_second"] for row in mine if row["method"] == "plain"]
+        if plain:
+            entry["times_plain"] = best["tokens_per_second"] / max(plain)
+        official = [row for row in mine if row["method"] == "official"]
+        if official:
+            rate = max(official[0]["beside"]["ours"].values())
+            entry["times_official"] = rate / max(row["tokens_per_second"] for row in official)
+            entry["official_prompts"] = len(official[0]["which_prompts"])
         found[str(batch)] = entry
     return found
 
@@ -346,6 +386,14 @@ def table(rows: list[dict[str, Any]]) -> str:
                 else ""
             )
         )
+        if row["method"] == "official":
+            rates = row["beside"]["ours"]
+            budget = max(rates, key=rates.get)
+            lines.append(
+                f"{'':>15}  on its {len(row['which_prompts'])} prompts: plain {row['beside']['plain']:.1f}, "
+                f"ours {rates.get(str(row['budget']), math.nan):.1f} at this budget, "
+                f"{rates[budget]:.1f} at {budget}"
+            )
     return "\n".join(lines)
 
 
@@ -363,7 +411,6 @@ def measure(
                 left_out.append(f"ours, batch {batch}, budget {budget}: out of time")
                 continue
             row = run_ours(setting, batch, budget)
-            row.pop("found")
             row["gate"] = check(setting, row, plain["token_ids"])
             rows.append(row)
             print(table(rows[-1:]).splitlines()[1], flush=True)
@@ -372,22 +419,25 @@ def measure(
         left_out.append("official: no --official")
     elif setting.drafter_folder is None:
         left_out.append("official: it has no prompt lookup")
+    elif not any(row["batch"] == 1 and row["method"] == "ours" for row in rows):
+        left_out.append("official: no row of ours at batch 1 to hold it to")
     else:
         from bench.official import load_official
 
         module = load_official(options.official)
         setting.model.set_attn_implementation("sdpa")
         drafter = official_drafter(setting)
-        alone = next((row for row in rows if row["method"] == "plain" and row["batch"] == 1), None)
-        for budget in options.official_budgets or options.budgets:
+        alone = next(row for row in rows if row["method"] == "plain" and row["batch"] == 1)
+        which = spread(min(options.official_prompts, len(setting.prompts)), len(setting.prompts))
+        for budget in options.official_budgets:
             if setting.is_late:
                 left_out.append(f"official, budget {budget}: out of time")
                 continue
-            row = run_official(setting, module, drafter, budget)
-            if alone is not None:  # told, not insisted on
-                row["gate"] = check(setting, row, alone["token_ids"])
+            row = run_official(setting, module, drafter, budget, which)
+            row["beside"] = beside(rows, which)
+            row["gate"] = check(setting, row, alone["token_ids"])  # told, not insisted on
             rows.append(row)
-            print(table(rows[-1:]).splitlines()[1], flush=True)
+            print("\n".join(table(rows[-1:]).splitlines()[1:]), flush=True)
         setting.model.set_attn_implementation("ddtree")
     return rows, left_out
 
@@ -411,10 +461,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--official", type=Path, default=os.environ.get("DDTREE_OFFICIAL"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--prompts", type=int, default=8, help="how many; a multiple of each batch")
+    parser.add_argument(
+        "--prompts", type=int, default=24, help="how many; a multiple of each batch"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="new ones of each prompt")
     parser.add_argument("--budgets", default=BUDGETS, **numbers)
-    parser.add_argument("--official-budgets", default=None, **numbers)
+    parser.add_argument("--official-budgets", default=OFFICIAL_BUDGETS, **numbers)
+    parser.add_argument("--official-prompts", type=int, default=OFFICIAL_PROMPTS)
     parser.add_argument("--batches", default=BATCHES, **numbers)
     parser.add_argument(
         "--limit", type=float, default=600.0, help="seconds after which no row begins"

@@ -1,6 +1,7 @@
-"""Where the time of a round goes on an 8B-sized model, and what each acceptance length would give.
+"""Where the time of a round goes, and what each acceptance length would give.
 
     python bench/parts.py                                        Qwen3-8B's shape, random weights, bf16
+    python bench/parts.py --size embedded                        the embedded target and its drafter
     python bench/parts.py --size tiny --device cpu --budgets 4   a rehearsal
 
 The target has Qwen3-8B's sizes (36 layers, hidden 4096, 32 heads on 8 KV heads of 128, FFN 12288, vocabulary
@@ -18,7 +19,8 @@ between kernels that a part of its own shows. Every replay does the work of the 
 commit has moved are put back. Medians of replays; the graphs are taken by turns in two orders.
 
 A round that accepts n nodes, root included, gives n tokens, so its speed-up is n times the plain step over
-the whole round. Random weights accept nothing; that is why n is left open.
+the whole round. Random weights accept nothing, and neither does a prompt of random tokens; that is why n is
+left open.
 """
 
 import argparse
@@ -48,8 +50,10 @@ from ddtree.impl.accept import new_tokens
 from ddtree.impl.sampling import first_argmax
 from ddtree.spec import Budget, Horizon
 
-BUDGETS = (16, 64, 256)
-PREFIXES = (2048, 16384)
+BUDGETS = {"8b": (16, 64, 256), "embedded": (8, 16, 32, 63, 64, 127, 128, 255, 256)}
+PREFIXES = {"8b": (2048, 16384), "embedded": (128, 2048)}
+TRAINED = Path(__file__).resolve().parent.parent / "drafters/smollm2-135m-instruct"
+"""The embedded target's drafter."""
 PARTS = ("draft", "build", "verify", "accept", "commit")
 SIZES: dict[str, dict[str, Any]] = {
     "8b": {
@@ -69,6 +73,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "drafter": {"num_hidden_layers": 1, "block_size": 3, "target_layer_ids": (0,)},
     },
 }  # fmt: skip
+
+
+def embedded(folder: Path, dtype: torch.dtype, device: str) -> tuple[Any, DFlashModel]:
+    """The embedded target, and the draft model of a folder."""
+    from ddtree.decoding import load_target
+
+    model, _ = load_target("embedded", dtype=dtype, device=device)
+    return model, DFlashDrafter.load(folder, PagedTarget(model, max_context=64)).model
 
 
 def models(size: str, dtype: torch.dtype, device: str) -> tuple[Any, DFlashModel]:
@@ -236,29 +248,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     numbers: dict[str, Any] = {"type": lambda text: tuple(int(part) for part in text.split(","))}
-    parser.add_argument("--size", default="8b", choices=tuple(SIZES))
+    parser.add_argument("--size", default="8b", choices=(*SIZES, "embedded"))
+    parser.add_argument("--draft", type=Path, default=TRAINED, help="of the embedded target")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--budgets", default=BUDGETS, **numbers)
-    parser.add_argument("--prefixes", default=PREFIXES, **numbers)
+    parser.add_argument("--budgets", default=None, help=f"default: {BUDGETS}", **numbers)
+    parser.add_argument("--prefixes", default=None, help=f"default: {PREFIXES}", **numbers)
     parser.add_argument(
         "--limit", type=float, default=300.0, help="seconds after which no prefix begins"
     )
     parser.add_argument("--out", type=Path, default=None, help="file of the result")
     options = parser.parse_args()
+    budgets = options.budgets or BUDGETS.get(options.size, BUDGETS["8b"])
+    prefixes = options.prefixes or PREFIXES.get(options.size, PREFIXES["8b"])
     deadline = time.monotonic() + options.limit
     dtype = torch.bfloat16 if options.device != "cpu" else torch.float32
-    model, drafter_model = models(options.size, dtype, options.device)
+    if options.size == "embedded":
+        model, drafter_model = embedded(options.draft, dtype, options.device)
+    else:
+        model, drafter_model = models(options.size, dtype, options.device)
     print(f"models made, {deadline - time.monotonic():.0f} s left", flush=True)
     print(HEAD)
     rows, left_out = [], []
-    for prefix in options.prefixes:
+    for prefix in prefixes:
         if time.monotonic() > deadline:
             left_out.append(f"prefix {prefix}: out of time")
             continue
-        size = prefix + 2 * max(options.budgets) + 2
+        size = prefix + 2 * max(budgets) + 2
         target = PagedTarget(model, max_context=size)
         drafter = DFlashDrafter(drafter_model, target)
-        rows += measure(target, drafter, prefix, options.budgets)
+        rows += measure(target, drafter, prefix, budgets)
     result = {
         "subject": "parts",
         "machine": machine("transformers"),

@@ -180,8 +180,9 @@ def draw_loop(result: dict[str, Any]) -> Any:
         budgets = sorted({row["budget"] for row in mine if row["budget"]})
         for method, marker, color in (("ours", "o-", "tab:blue"), ("official", "s--", "tab:red")):
             found = [row for row in mine if row["method"] == method]
+            some = max((len(row.get("which_prompts", ())) for row in found), default=0)
             of = [row["budget"] for row in found]
-            name = "ddtree" if method == "ours" else method
+            name = "ddtree" if method == "ours" else f"official, {some} prompts"
             if found:
                 speeds.plot(
                     of, [row["tokens_per_second"] for row in found], marker, color=color, label=name
@@ -240,7 +241,7 @@ def draw_parts(result: dict[str, Any]) -> Any:
     lines.grid(alpha=0.3)
     machine = result["machine"]
     figure.suptitle(
-        f"A round of a model of size {result['size']}, random weights, {result['dtype']}, "
+        f"A round of a model of size {result['size']}, {result['dtype']}, "
         f"{machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}",
         fontsize=10,
     )

@@ -89,7 +89,12 @@ def steps(out: Path) -> list[Step]:
         Step("conformance", ("bench/conformance.py", "--seconds", "150", "--jobs", "8"), 300),
         Step("official", ("bench/official.py", "--out", str(out)), 60, official=True),
         Step("parts", ("bench/parts.py", "--out", f"{out}/parts-h200.json", "--limit", "150"), 240),
-        Step("loop", (*on_pair("loop", out), "--limit", "220"), 330, EMBEDDED),
+        Step(
+            "embedded parts",
+            ("bench/parts.py", "--size", "embedded", "--out", f"{out}/parts-embedded-h200.json"),
+            200, EMBEDDED,
+        ),
+        Step("loop", (*on_pair("loop", out), "--limit", "400"), 510, EMBEDDED),
         Step("equality", (*on_pair("equality", out), "--seconds", "420"), 540, EMBEDDED),
         Step("second pass", (*on_pair("second_pass", out), "--limit", "300"), 480, EMBEDDED),
         Step("sampling", (*on_pair("sampling", out), "--limit", "120"), 180, EMBEDDED),

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import pytest
 import torch
 
-from bench.loop import random_model, random_prompts, summary, table
+from bench.loop import beside, random_model, random_prompts, spread, summary, table
 from bench.parts import HEAD, LENGTHS, PARTS, line
 from bench.plain import Plain
 from bench.plot import draw_loop, draw_parts
@@ -16,27 +17,43 @@ MACHINE = {"gpu": "a GPU", "torch": "2", "triton": "3", "transformers": "5"}
 
 
 def row(method: str, batch: int, budget: int | None, speed: float) -> dict[str, Any]:
-    """A measurement."""
-    return {
+    """A measurement: a text of 11 tokens for each of three prompts, the last one taking half as long."""
+    found = {
         "method": method, "batch": batch, "budget": budget, "tokens_per_second": speed,
         "ms_per_round": 1.0, "acceptance_length": 2.0,
     }  # fmt: skip
+    if method == "official":
+        return found | {"which_prompts": [0, 2]}
+    seconds = 10 / speed
+    waves = [1.2 * seconds, 1.2 * seconds, 0.6 * seconds]
+    return found | {"seconds_of_waves": waves, "token_ids": [[1] * 11] * 3}
 
 
 def test_the_best_budget_is_held_to_the_best_of_the_others() -> None:
-    """Speed-ups are taken from the fastest official and plain rows of the same batch."""
+    """Speed-ups are taken from the fastest plain row of a batch, and from official rows on their prompts."""
     rows = [
         row("official", 1, 8, 50.0), row("official", 1, 16, 100.0), row("plain", 1, None, 200.0),
         row("ours", 1, 8, 300.0), row("ours", 1, 32, 500.0), row("plain", 8, None, 1000.0),
         row("ours", 8, 8, 900.0),
     ]  # fmt: skip
+    for official in rows[:2]:
+        official["beside"] = beside(rows, official["which_prompts"])
+        # two texts in 1.2 + 0.6 of what one takes on average: a ninth faster than all three
+        assert official["beside"]["plain"] == pytest.approx(200 / 0.9)
+        assert official["beside"]["ours"] == pytest.approx({"8": 300 / 0.9, "32": 500 / 0.9})
     found = summary(rows)
     assert found["1"]["budget"] == 32
     assert found["1"]["times_plain"] == 2.5
-    assert found["1"]["times_official"] == 5.0
+    assert found["1"]["times_official"] == pytest.approx(5.0 / 0.9)
+    assert found["1"]["official_prompts"] == 2
     assert found["8"]["times_plain"] == 0.9
     assert "times_official" not in found["8"]
-    assert len(table(rows).splitlines()) == 8
+    lines = table(rows).splitlines()
+    assert len(lines) == 8 + 2  # a line more for each official row
+    assert "on its 2 prompts: plain 222.2, ours 333.3 at this budget, 555.6 at 32" in lines[2]
+    assert "ours nan at this budget" in lines[4]
+    assert spread(3, 24) == [0, 8, 16]
+    assert spread(24, 24) == list(range(24))
     draw_loop(
         {"rows": rows, "machine": MACHINE, "target": "t", "drafter": "d", "dtype": "bfloat16"}
     )
