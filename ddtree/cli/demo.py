@@ -72,8 +72,9 @@ def demo(
     pair = load_pair("embedded", "ngram", block_size=None, attention="reference")
     with progress("reading the prompt"):
         from ddtree.cli import story
+        from ddtree.decoding import DFlashDrafter
 
-        told = story.Story(pair, max_new_tokens)
+        told = story.Story(pair, DFlashDrafter.load("embedded", pair.plain), max_new_tokens)
     if not as_json:
         stdout().print(Text.assemble(("prompt\n", "bold"), story.PROMPT))
     parts, parts_to_come = [], story.tell(told)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ddtree.cli.options import (
+    AUTO,
     BlockSize,
     Budget,
     Chat,
@@ -37,7 +38,7 @@ def dump(
     seed: Seed = 0,
     fault: Fault = None,
     target: Target = "embedded",
-    draft: Draft = "ngram",
+    draft: Draft = AUTO,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree.cli.options import (
+    AUTO,
     Attention,
     BlockSize,
     BudgetOrAuto,
@@ -79,7 +80,7 @@ def generate(
         ),
     ] = None,
     target: Target = "embedded",
-    draft: Draft = "ngram",
+    draft: Draft = AUTO,
     budget: BudgetOrAuto = "16",
     topk: TopK = "all",
     block_size: BlockSize = None,
@@ -155,6 +156,7 @@ def generate(
       ddtree generate "1, 2, 3, 4, 1, 2, 3," --raw --budget 32 --topk 4 --stop 9
       ddtree generate "Hello" --budget auto      (after: ddtree tune)
       ddtree generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
+      ddtree generate "Hello" --draft ngram      (prompt lookup)
       ddtree generate "Hello" --target ./my-model --draft ./my-dflash
       ddtree generate "Hello" --target Qwen/Qwen3-4B \\
         --draft z-lab/Qwen3-4B-DFlash-b16 --device cuda --dtype bfloat16
@@ -183,7 +185,7 @@ def generate(
     if most is None:
         batch = min(batch_size, len(texts))
         command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
-        pair, best = tuned(pair, draft, block_size, batch, command)
+        pair, best = tuned(pair, block_size, batch, command)
         most, kept = best.budget, best.topk
     stops = Stops(pair.stop_ids, tuple(stop or ()), pair.text)
     is_shown = len(texts) == 1 and not as_json
@@ -211,7 +213,7 @@ def generate(
         # an interrupted run has told its tokens, not its trees
         about: dict[str, object] = {
             "target": target,
-            "drafter": draft,
+            "drafter": pair.draft,
             "budget": f"{most} (auto)" if budget == "auto" else str(most),
             "topk": "all" if kept is None else str(kept),
         }

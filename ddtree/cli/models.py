@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from ddtree.cli.options import AUTO
 from ddtree.cli.output import fail, need, progress, stderr
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Pair:
     drafter: "Drafter"
     tokenizer: Any
     stop_ids: tuple[int, ...]
+    draft: str = "ngram"
+    """The drafter's name."""
     attention: str = "dense"
     """``"dense"``, ``"reference"`` or ``"paged"``."""
 
@@ -111,9 +114,14 @@ def load_pair(
 ) -> Pair:
     """Load the target, its tokenizer and the drafter; leaves with one message on bad names.
 
-    ``attention`` is ``"dense"``, ``"reference"``, ``"paged"`` or ``"auto"``; ``dtype`` a name of torch's.
+    ``draft_name`` is ``"auto"``, ``"embedded"``, ``"ngram"`` or a checkpoint's; ``attention`` ``"dense"``,
+    ``"reference"``, ``"paged"`` or ``"auto"``; ``dtype`` a name of torch's.
     """
     need("models", "transformers", "gguf", "tokenizers")
+    if draft_name == AUTO:
+        # only prompt lookup takes any block size
+        is_trained = target_name == "embedded" and block_size is None
+        draft_name = "embedded" if is_trained else "ngram"
     if draft_name != "ngram":
         _require_drafter(draft_name)
     _require_device(device)
@@ -138,12 +146,10 @@ def load_pair(
             fail(str(error), _other_target(target_name))
         plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
         drafter = _load_drafter(draft_name, plain, block_size)
-    return Pair(plain, drafter, tokenizer, stop_ids_of(model), attention)
+    return Pair(plain, drafter, tokenizer, stop_ids_of(model), draft_name, attention)
 
 
-def tuned(
-    pair: Pair, draft_name: str, block_size: int | None, batch_size: int, command: str
-) -> "tuple[Pair, Rate]":
+def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> "tuple[Pair, Rate]":
     """The stored choice of budget and topk, told; plain decoding has a drafter that drafts nothing.
 
     Leaves with ``command`` as the next step where nothing has been measured.
@@ -152,7 +158,7 @@ def tuned(
     from ddtree.decoding.tuning_results import absent, find, key_of
 
     key = key_of(
-        pair.plain.model, draft_name, pair.attention, batch_size, block_size or NGRAM_BLOCK_SIZE
+        pair.plain.model, pair.draft, pair.attention, batch_size, block_size or NGRAM_BLOCK_SIZE
     )
     tuning = find(key)
     if tuning is None:
@@ -176,7 +182,8 @@ def _require_drafter(name: str) -> None:
         checkpoint_folder(name)
     except InputError:
         fail(
-            f"--draft {name!r} is neither 'ngram' nor a folder nor a model in the local Hugging Face cache",
+            f"--draft {name!r} is neither 'embedded' nor 'ngram' nor a folder nor a model in the local "
+            "Hugging Face cache",
             "give the folder of a DFlash checkpoint (config.json and *.safetensors), or fetch one: "
             f"hf download {name}",
         )
@@ -217,6 +224,6 @@ def _load_drafter(name: str, target: "HFTarget", block_size: int | None) -> "Dra
     if block_size not in {None, drafter.block_size}:
         fail(
             f"--block-size is {block_size}, the checkpoint was trained with {drafter.block_size}",
-            "leave --block-size out",
+            "leave --block-size out, or take prompt lookup: --draft ngram",
         )
     return drafter

@@ -47,8 +47,10 @@ Target = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        help="The drafter: [bold]ngram[/bold] (prompt lookup, no weights), or a DFlash checkpoint: its "
-        "folder, or its name in the local Hugging Face cache."
+        help="The drafter: [bold]embedded[/bold] (trained for the embedded target), [bold]ngram[/bold] "
+        "(prompt lookup, no weights), or a DFlash checkpoint: its folder or its name in the local Hugging "
+        "Face cache. [bold]auto[/bold]: embedded for the embedded target; ngram for others, and with "
+        "--block-size."
     ),
 ]
 Budget = Annotated[

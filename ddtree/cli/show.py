@@ -7,6 +7,7 @@ import typer
 
 from ddtree.cli.captured import read_call
 from ddtree.cli.options import (
+    AUTO,
     OF_SOURCE,
     BlockSize,
     Budget,
@@ -59,7 +60,7 @@ def show(
     seed: Seed = 0,
     fault: Fault = None,
     target: Target = "embedded",
-    draft: Draft = "ngram",
+    draft: Draft = AUTO,
     chat: Chat = None,
     as_json: Json = False,
 ) -> None:

@@ -14,6 +14,7 @@ from ddtree.cli.models import Pair
 from ddtree.decoding import (
     Choices,
     Comparison,
+    Drafter,
     FoundingBug,
     Generation,
     autoregressive,
@@ -65,8 +66,9 @@ class Part:
 class Story:
     """The parts in order. The prompt's KV is computed once and used by all runs."""
 
-    def __init__(self, pair: Pair, max_new_tokens: int) -> None:
-        self.pair = pair
+    def __init__(self, pair: Pair, trained: Drafter, max_new_tokens: int) -> None:
+        """``trained`` drafts in part a; in the runs of the bug the pair's own, with a block of ``WIDTH``."""
+        self.pair, self.trained = pair, trained
         self.max_new_tokens = max_new_tokens
         self.say: Callable[[str], None] = lambda _: None
         """Told each run of a part before it begins."""
@@ -86,7 +88,7 @@ class Story:
 
     def equality(self, expected: Choices) -> tuple[Part, Generation]:
         """(a) Draft trees give the same text in fewer passes."""
-        found = self._decode(BUDGET, TOPKS[-1])
+        found = self._decode(BUDGET, TOPKS[-1], drafter=self.trained)
         compared = compare(found, expected, self.pair.plain.dtype)
         plain_passes = len(expected.token_ids) - 1  # the first token comes with the prompt
         same = compared.equal or compared.is_tie
@@ -188,6 +190,7 @@ class Story:
         budget: int,
         topk: int,
         *,
+        drafter: Drafter | None = None,
         bug: bool = False,
         path: str = PATHS[0],
         checked: bool = False,
@@ -195,10 +198,11 @@ class Story:
     ) -> Generation:
         target, q_len = self.pair.plain, q_len_of(Budget(budget))
         context = self.prompt_ids.numel() + self.max_new_tokens + q_len
+        drafter = drafter or self.pair.drafter
         with debug() if checked else nullcontext():
             return generate(
                 FoundingBug(target, WIDTH) if bug else target,
-                self.pair.drafter,
+                drafter,
                 self.prompt_ids,
                 budget=budget,
                 topk=topk,
@@ -206,7 +210,8 @@ class Story:
                 stop_ids=self.pair.stop_ids,
                 buffers=None if path == PATHS[0] else VerifyBuffers(1, q_len, context),
                 on_tokens=None if seen is None else seen.extend,
-                prompt_logits=self.prompt_logits,
+                # a drafter that reads the prompt's features needs its pass
+                prompt_logits=None if drafter.target_layer_ids else self.prompt_logits,
             )
 
     def _text(self, choices: Choices) -> str:

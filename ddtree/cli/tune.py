@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ddtree.cli.generate import read_prompts
 from ddtree.cli.options import (
+    AUTO,
     Attention,
     BlockSize,
     Chat,
@@ -47,7 +48,7 @@ def tune(
         ),
     ] = None,
     target: Target = "embedded",
-    draft: Draft = "ngram",
+    draft: Draft = AUTO,
     block_size: BlockSize = None,
     budgets: Annotated[
         str | None,
@@ -142,7 +143,7 @@ def tune(
             pair.plain,
             pair.drafter,
             ids,
-            key=key_of(pair.plain.model, draft, pair.attention, batch_size, named),
+            key=key_of(pair.plain.model, pair.draft, pair.attention, batch_size, named),
             budgets=wanted,
             topks=kept,
             max_new_tokens=max_new_tokens,

@@ -91,8 +91,9 @@ def generate(
             tokens and nothing else.
         tokenizer: the model's.
         prompts: one, or a sequence of them: texts, token ids, or chats (lists of messages).
-        drafter: ``"ngram"`` (prompt lookup, no weights), the folder or the hub name of a DFlash
-            checkpoint, or a ``Drafter``.
+        drafter: ``"ngram"`` (prompt lookup, no weights), ``"embedded"`` (the DFlash drafter that comes
+            with ddtree, for the embedded target), the folder or the hub name of a DFlash checkpoint, or a
+            ``Drafter``.
         budget: most non-root nodes of a tree; ``"auto"``: budget and topk as ``ddtree.tune`` or the
             command ``ddtree tune`` found them best on this machine (plain decoding, where that is
             faster); the choice is logged to the logger ``ddtree``, with a warning where the machine was
@@ -335,8 +336,8 @@ def drafter_of(drafter: str | Path | Drafter, target: "HFTarget | PagedTarget") 
         missing = [name for name in _DRAFTER if not hasattr(drafter, name)]
         require(
             not missing,
-            f"drafter is {given(drafter)}, without {', '.join(missing)}; expected 'ngram', the folder or hub "
-            "name of a DFlash checkpoint, or a ddtree.decoding.Drafter",
+            f"drafter is {given(drafter)}, without {', '.join(missing)}; expected 'ngram', 'embedded', the "
+            "folder or hub name of a DFlash checkpoint, or a ddtree.decoding.Drafter",
         )
         return drafter
     if drafter in {"none", "ngram"}:

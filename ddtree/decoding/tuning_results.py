@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ddtree.decoding.embedded import cache_home
+from ddtree.decoding.embedded import EMBEDDED_DRAFTER, cache_home
 from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 
@@ -350,7 +350,7 @@ def drafter_name(drafter: str | Path, block_size: int) -> str:
     """
     if drafter == "ngram":
         return f"ngram, block size {block_size}"
-    folder = Path(drafter).resolve()
+    folder = EMBEDDED_DRAFTER if drafter == "embedded" else Path(drafter).resolve()
     if not folder.exists():
         return str(drafter)
     files = [(it.name, it.stat()) for it in sorted(folder.glob("*.safetensors"))]

@@ -107,7 +107,10 @@ BAD = {
     ),
     "no new tokens": (("generate", "x", "--max-new-tokens", "0"), "0; it must be at least 1"),
     "unknown target": (("generate", "x", "--target", "/no/such"), "'/no/such': no such file"),
-    "unknown draft": (("generate", "x", "--draft", "no-such"), "'no-such' is neither 'ngram' nor"),
+    "unknown draft": (
+        ("generate", "x", "--draft", "no-such"),
+        "'no-such' is neither 'embedded' nor",
+    ),
     "prefix below 0": (("dump", "x.npz", "--prefix", "-1"), "-1; it must be at least 0"),
     "unknown fault": (
         ("dump", "x.npz", "--fault", "bad=1"),

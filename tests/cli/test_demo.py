@@ -49,7 +49,7 @@ def pair(tiny_folder: Path) -> Pair:
 def test_a_story_without_the_bug_is_not_told(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the right width nothing garbles and nothing is caught, so those parts fail."""
     monkeypatch.setattr(story, "WIDTH", story.BUDGET + 1)
-    told = story.Story(pair, 8)
+    told = story.Story(pair, pair.drafter, 8)
     expected = told.expected()
     assert not told.garbled(expected).ok
     assert not told.caught(expected).ok
@@ -60,13 +60,13 @@ def test_a_story_whose_blind_spot_is_wrong_is_not_told(
 ) -> None:
     """With budget 9 the bug is visible, debug mode stops it, and part d fails."""
     monkeypatch.setattr(story, "BLIND_BUDGET", 9)
-    told = story.Story(pair, 8)
+    told = story.Story(pair, pair.drafter, 8)
     assert not told.blind(told.expected()).ok
 
 
 def test_another_text_than_the_right_one_is_not_told(pair: Pair) -> None:
     """Part a compares with the text it is given."""
-    told = story.Story(pair, 8)
+    told = story.Story(pair, pair.drafter, 8)
     expected = told.expected()
     assert told.equality(expected)[0].outcomes[1].compared is not None
     last = (expected.token_ids[-1] + 1) % VOCAB

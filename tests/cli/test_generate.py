@@ -16,7 +16,7 @@ from ddtree import decoding
 from ddtree.cli import models
 from ddtree.cli.generate import Written, bars
 from ddtree.cli.models import load_pair
-from ddtree.decoding import Comparison, Stops
+from ddtree.decoding import Comparison, DFlashDrafter, Stops
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from tests.cli.conftest import Run
@@ -396,3 +396,11 @@ def test_weights_of_another_dtype(run: Run, tiny_folder: Path, dflash_folder: Pa
     result = run(*args, "--draft", dflash_folder, "--dtype", "bfloat16", "--json")
     assert len(told(result)["token_ids"]) == 3
     assert "is not one of float32" in run(*args, "--dtype", "int8").stderr
+
+
+def test_auto_is_the_trained_one_for_the_embedded_target(tiny_folder: Path) -> None:
+    """Other targets, and a block size of one's own, take prompt lookup."""
+    pair = load_pair("embedded", "auto", None)
+    assert pair.draft == "embedded" and isinstance(pair.drafter, DFlashDrafter)
+    assert load_pair("embedded", "auto", 8).draft == "ngram"
+    assert load_pair(str(tiny_folder), "auto", None).draft == "ngram"

@@ -142,7 +142,7 @@ def test_drafters_by_name_and_by_hand(tokenizer: Any, model: Any, tmp_path: Path
     )
     assert [a.token_ids for a in by_name] == [b.token_ids for b in by_lookup]
     assert by_name[0].rounds[0].num_nodes == 17
-    with pytest.raises(InputError, match="neither a folder nor"):
+    with pytest.raises(InputError, match="neither 'embedded' nor a folder nor"):
         ddtree.generate(model, tokenizer, "abc", drafter="no/such")
 
 
