@@ -33,6 +33,7 @@ class DecodingTarget:
     """One request of an exact target, from its prompt on."""
 
     max_context = CONTEXT
+    vocab_size = VOCAB
 
     def __init__(self) -> None:
         self.reset()

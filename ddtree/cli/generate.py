@@ -185,7 +185,7 @@ def generate(
     if most is None:
         batch = min(batch_size, len(texts))
         command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
-        pair, best = tuned(pair, block_size, batch, command)
+        best = tuned(pair, block_size, batch, command)
         most, kept = best.budget, best.topk
     stops = Stops(pair.stop_ids, tuple(stop or ()), pair.text)
     is_shown = len(texts) == 1 and not as_json

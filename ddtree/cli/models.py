@@ -1,7 +1,7 @@
 """Load what a generation needs, and turn prompts into tokens and tokens into text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,12 +149,11 @@ def load_pair(
     return Pair(plain, drafter, tokenizer, stop_ids_of(model), draft_name, attention)
 
 
-def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> "tuple[Pair, Rate]":
-    """The stored choice of budget and topk, told; plain decoding has a drafter that drafts nothing.
+def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> "Rate":
+    """The stored choice of budget and topk, told.
 
     Leaves with ``command`` as the next step where nothing has been measured.
     """
-    from ddtree.decoding.ngram import NGramDrafter
     from ddtree.decoding.tuning_results import absent, find, key_of
 
     key = key_of(
@@ -168,9 +167,7 @@ def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> 
     stderr().print(Text(f"budget auto: {tuning}{note}"), soft_wrap=True)
     if tuning.noise:
         stderr().print(Text(tuning.noise, "yellow"), soft_wrap=True)
-    if tuning.best.budget == 0:
-        pair = replace(pair, drafter=NGramDrafter(pair.plain.vocab_size, 1))
-    return pair, tuning.best
+    return tuning.best
 
 
 def _require_drafter(name: str) -> None:

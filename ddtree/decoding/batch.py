@@ -18,6 +18,11 @@ class DecodingTarget(Target, Protocol):
     """A target that holds one request from its prompt on, as an ``HFTarget`` does."""
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that there are logits for."""
+        ...
+
+    @property
     def max_context(self) -> int:
         """Most KV entries, prompt and tree included."""
         ...
@@ -59,6 +64,11 @@ class BatchTarget(Target, Protocol):
     @property
     def max_batch(self) -> int:
         """Requests held at once."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that there are logits for."""
         ...
 
     @property
@@ -119,6 +129,7 @@ class SeparateTargets:
         self._line_up: Sequence[int] = range(len(targets))
         self._feature_layer_ids: tuple[int, ...] = ()
         self.max_batch = len(targets)
+        self.vocab_size = targets[0].vocab_size
         self.max_context = min(target.max_context for target in targets)
         self.mask_form: Form = "flat"
 

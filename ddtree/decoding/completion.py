@@ -137,7 +137,6 @@ def generate(
         require(topk is None, f"topk is {topk}; budget 'auto' chooses it: leave it out")
         best = _tuned(model, drafter, attention, min(batch_size, len(ids)))
         budget, topk = best.budget, best.topk
-        drafter = drafter if budget else "none"
     sampling = Sampling(temperature, top_k, top_p, seed)
     strings = stops_of(stop)
     stop_ids = stop_ids_of(model) if stop_token_ids is None else tuple(stop_token_ids)
@@ -331,7 +330,7 @@ def _tuned(model: Any, drafter: object, attention: str, batch_size: int) -> "Rat
 
 
 def drafter_of(drafter: str | Path | Drafter, target: "HFTarget | PagedTarget") -> Drafter:
-    """The drafter of that name for the target, or itself; ``"none"`` drafts nothing."""
+    """The drafter of that name for the target, or itself."""
     if not isinstance(drafter, str | Path):
         missing = [name for name in _DRAFTER if not hasattr(drafter, name)]
         require(
@@ -340,8 +339,8 @@ def drafter_of(drafter: str | Path | Drafter, target: "HFTarget | PagedTarget") 
             "folder or hub name of a DFlash checkpoint, or a ddtree.decoding.Drafter",
         )
         return drafter
-    if drafter in {"none", "ngram"}:
-        return NGramDrafter(target.vocab_size, NGRAM_BLOCK_SIZE if drafter == "ngram" else 1)
+    if drafter == "ngram":
+        return NGramDrafter(target.vocab_size, NGRAM_BLOCK_SIZE)
     return DFlashDrafter.load(drafter, target)
 
 

@@ -84,10 +84,11 @@ class DeviceRounds:
         if isinstance(drafter, DFlashDrafter) and _is_resident(drafter):
             self.resident = PagedDFlash(drafter, target)
         else:
-            self._host = HostDrafters(drafter, target)
             shape = (batch, drafter.block_size - 1, target.vocab_size)
             self._drafts = torch.zeros(shape, device=device)
-        self.ahead = int(self.resident is not None)
+            if drafter.block_size > 1:
+                self._host = HostDrafters(drafter, target)
+        self.ahead = int(self._host is None)
 
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         """For the record, which nothing in a round waits for."""

@@ -46,6 +46,7 @@ class FoundingBug:
         self.target = target
         self.width = width
         self.fields = frozenset(fields)
+        self.vocab_size = target.vocab_size
         self.max_context = target.max_context
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 from ddtree.decoding.batch import BatchTarget
 from ddtree.decoding.decoding import Generation, top_two
 from ddtree.decoding.drafter import Drafter
+from ddtree.decoding.ngram import NGramDrafter
 from ddtree.decoding.processors import Processor, process
 from ddtree.decoding.rounds import Held, HostRounds, News, Read, Request, Rounds
 from ddtree.decoding.stops import FinishReason, Stops
@@ -60,8 +61,8 @@ def decode(
         target: verifies the trees, ``max_batch`` requests at a time.
         drafter: proposes them. Each place drafts with a shallow copy of its own.
         requests: what to decode. They begin in order.
-        budget: most non-root nodes of a tree. Where the context of a request has room for fewer, fewer
-            are drafted.
+        budget: most non-root nodes of a tree; 0: plain decoding, and the drafter is not used. Where the
+            context of a request has room for fewer, fewer are drafted.
         topk: candidates kept at each depth; 1: a chain; None: all that the budget can use.
         sampling: how the target chooses; None: greedily. One seed s gives request i the seed s + i.
         stops: what ends a text before its number of tokens.
@@ -82,6 +83,8 @@ def decode(
             cannot be. Nothing is begun then.
     """
     require(budget >= 0, f"budget must be at least 0, got {budget}")
+    if budget == 0:
+        drafter = NGramDrafter(target.vocab_size, 1)  # nothing is drafted where nothing is verified
     for request in requests:
         require_lengths(target.max_context, request.prompt_ids, request.max_new_tokens)
         require(

@@ -51,6 +51,8 @@ class NGramDrafter:
         """
         ids = token_ids.cpu()  # sums on the CPU have one order: the draft repeats bit for bit
         require(ids.numel() >= 1, "the n-gram drafter needs at least one token")
+        if self.block_size == 1:
+            return torch.empty(1, 0, self.vocab_size, device=token_ids.device)
         low, high = int(ids.min()), int(ids.max())
         require(
             low >= 0 and high < self.vocab_size,
@@ -63,8 +65,7 @@ class NGramDrafter:
             _mixed(self._votes_at(ids, votes, depth), counts)
             for depth in range(1, horizon_of(self.block_size) + 1)
         ]
-        probs = torch.stack(rows) if rows else counts.new_empty(0, self.vocab_size)
-        return probs.log().float().clamp(max=0)[None].to(token_ids.device)
+        return torch.stack(rows).log().float().clamp(max=0)[None].to(token_ids.device)
 
     def _votes_at(
         self, ids: Int64[Tensor, " length"], votes: Float64[Tensor, " places"], depth: int

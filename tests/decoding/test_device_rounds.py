@@ -26,7 +26,7 @@ from ddtree.decoding import (
     autoregressive,
     decode,
 )
-from ddtree.decoding.device_rounds import DeviceRounds
+from ddtree.decoding.device_rounds import DeviceRounds, device_rounds
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.decoding.dflash_paged import PagedDFlash
@@ -106,6 +106,24 @@ def plain(model: Any, todo: Sequence[Request], **options: Any) -> list[Any]:
 def same(found: Sequence[Generation], expected: Sequence[Any]) -> bool:
     """Whether all texts are equal."""
     return [one.token_ids for one in found] == [one.token_ids for one in expected]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_budget_0_never_asks_the_drafter(on_device: bool) -> None:
+    """Plain decoding, a round a token; on the device a round ahead too."""
+    model, todo = model_of(), requests((5, 3), (2, 1))
+    drafter = drafter_of(model)
+    drafter.draft = None  # type: ignore[method-assign,assignment] # a call would raise
+    drafter.model = None  # type: ignore[assignment]
+    found = decode(target_of(model, 2), drafter, todo, budget=0, on_device=on_device)
+    assert same(found, plain(model, todo))
+    assert [len(one.rounds) for one in found] == [2, 0]
+    silent = NGramDrafter(VOCAB, 1)
+    rounds = device_rounds(
+        target_of(model, 1), silent, todo, budget=0, topk=None, sampling=None, ragged=False,
+        is_watched=False,
+    )  # fmt: skip
+    assert isinstance(rounds, DeviceRounds) and rounds.ahead == 1
 
 
 LARGE = () if torch.cuda.is_available() else (pytest.mark.long,)
