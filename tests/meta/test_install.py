@@ -77,6 +77,7 @@ def test_wheel_holds_the_linked_folders_as_files(wheel: Path) -> None:
         behind = {f"ddtree/{link}/{name}" for name in sources(ROOT / link)}
         assert f"ddtree/{link}/__init__.py" in behind
         assert behind <= names
+    assert {f"ddtree/drafters/{name}" for name in sources(ROOT / "drafters")} <= names
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ddtree"}
 
