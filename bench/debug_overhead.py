@@ -25,6 +25,7 @@ from torch.nn.functional import rms_norm, silu
 from ddtree import impl
 from ddtree.impl import CapturedCheck
 from ddtree.invariants import Call, debug
+from ddtree.invariants.streams import beside
 from ddtree.spec import BitMask, Budget, DraftTree, QLen, VerifyLayout
 
 WIDTH, INSIDE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 12288, 32, 8, 128, 151936
@@ -99,11 +100,8 @@ def captured(
     run: Callable[[], object], mode: AbstractContextManager[object] | None = None
 ) -> torch.cuda.CUDAGraph:
     """A graph of one run, captured in ``mode``, after one on the side that compiles what it launches."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with beside(torch.device("cuda")):
         run()
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with mode or nullcontext(), torch.cuda.graph(graph):
         run()

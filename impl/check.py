@@ -40,6 +40,7 @@ from ddtree.invariants.sizes import (
     row_counts,
     total_rows,
 )
+from ddtree.invariants.streams import apart, relaxed
 from ddtree.invariants.table import TABLE
 from ddtree.invariants.violation import InvariantViolation, Value
 from ddtree.spec.contracts import QLen
@@ -208,15 +209,14 @@ class CapturedCheck:
         self._plan = filled((kernels.PLAN_ROWS, self.room), NOWHERE)
         self._state = filled(kernels.STATE_WORDS, 0)
         for word in (kernels.FIRST, kernels.STALE_BIT, kernels.BAD_BIAS):
-            self._state[word.value] = NOWHERE
-        self._state[kernels.PAD_SLOT.value] = -1
+            self._state[word.value].fill_(NOWHERE)  # an assignment would copy it from the host
+        self._state[kernels.PAD_SLOT.value].fill_(-1)
         self._numbers = filled((len(SITES), self.room + 1, kernels.PARTS.value, 2), 0)
         self._record = filled(kernels.RECORD_WORDS, 0)
         on_gpu = self.device.type == "cuda"
         self._seen = torch.zeros(
             kernels.RECORD_WORDS, dtype=torch.int64, device="cpu", pin_memory=on_gpu
         )
-        self._side = torch.cuda.Stream(self.device) if on_gpu else None
         self._always_key = self._constant_key()
         if self.level == "full" and self.broken_shapes is None:
             self._allocate_full(filled)
@@ -288,7 +288,7 @@ class CapturedCheck:
             return int(NOWHERE)
         site, expected, value = min(found, key=lambda entry: entry[0])
         for at, content in enumerate((expected, value)):
-            self._numbers[site, 0, 0, at] = content if isinstance(content, int) else 0
+            self._numbers[site, 0, 0, at].fill_(content if isinstance(content, int) else 0)
         return site << 40
 
     # launching
@@ -588,11 +588,11 @@ class CapturedCheck:
             state, at_call = words[kernels.SNAPSHOT.value], words[kernels.AT_CALL.value]
             if not state or at_call == self._handled:
                 return None
-            words, call = self._fetch()
-            self._handled = words[kernels.AT_CALL.value]
-            self._record[kernels.SNAPSHOT.value : kernels.SNAPSHOT.value + 1].zero_()
-            if self.device.type != "cuda":
-                self._seen.copy_(self._record)
+            fetched = self._fetch(at_call)
+            if fetched is None:
+                return None
+            words, call = fetched
+            self._handled = at_call
         where = f"call {self._handled} of the captured check"
         where = f"{self.where} ({where})" if self.where else where
         for violation in violations(call, where):
@@ -619,28 +619,35 @@ class CapturedCheck:
             torch.cuda.synchronize(self.device)
         return self.poll()
 
-    def _fetch(self) -> tuple[list[int], Call]:
-        """The record, and the call that it tells of, both from the device by a stream of their own."""
-        while True:
-            before = self._to_host(self._record).tolist()
+    def _fetch(self, at_call: int) -> tuple[list[int], Call] | None:
+        """The record of a launch, which is then free, and the call that it tells of.
+
+        None where a later launch is writing its own: a broken call takes the place of a doubtful one. That
+        launch is not over, nor its snapshot whole, before the pinned words tell of it.
+        """
+
+        def is_held(words: list[int]) -> bool:
+            return bool(words[kernels.SNAPSHOT.value]) and words[kernels.AT_CALL.value] == at_call
+
+        with apart(self.device):
+            before = self._record.tolist()
+            if not is_held(before):
+                return None
             known: dict[str, Any] = dict(self.call.known())
             if self._snapshot is None:
-                known |= {name: self._to_host(value) for name, value in self._fields.items()}
+                known |= {n: value.to("cpu", copy=True) for n, value in self._fields.items()}
             else:
-                data = self._to_host(self._snapshot)
+                data = self._snapshot.to("cpu", copy=True)
                 for name, at, size in self._layout:
                     value = self._fields[name]
                     known[name] = (
                         data[at : at + size].clone().view(value.dtype).reshape(value.shape)
                     )
-            if self._to_host(self._record)[kernels.AT_CALL.value] == before[kernels.AT_CALL.value]:
-                return before, Call(**known)
-
-    def _to_host(self, tensor: Tensor) -> Tensor:
-        if self._side is None:
-            return tensor.clone()
-        with torch.cuda.stream(self._side):
-            return tensor.to("cpu")
+            if not is_held(self._record.tolist()):
+                return None
+            is_later = self._record[kernels.AT_CALL.value] != at_call  # once more, on the device
+            self._record[kernels.SNAPSHOT.value].mul_(is_later)
+            return before, Call(**known)
 
 
 _made = count()
@@ -696,8 +703,6 @@ def _broken_shapes(shapes: Call, batch: int) -> tuple[str, Value, Value] | None:
 _kept: list[CapturedCheck] = []
 """Checks in graphs that nobody else keeps: a graph may be replayed as long as the process lives."""
 _keepers = threading.local()
-RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: this thread may allocate and load kernels while a stream is captured."""
 
 
 @contextmanager
@@ -709,33 +714,6 @@ def keeping(checks: list[CapturedCheck]) -> Iterator[None]:
         yield
     finally:
         _keepers.checks = before
-
-
-@contextmanager
-def _outside_the_capture(device: torch.device) -> Iterator[None]:
-    """Run what follows at once, on a stream of its own, though the current stream is being captured."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    mode = ctypes.c_int(RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    side = torch.cuda.Stream(device)
-    try:
-        with torch.cuda.stream(side):
-            yield
-        side.synchronize()
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-
-
-@contextmanager
-def _loading_kernels() -> Iterator[None]:
-    """Let kernels that were never launched be loaded while the current stream is being captured."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    mode = ctypes.c_int(RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def _capture_id() -> int:
@@ -780,7 +758,7 @@ class InGraphs:
         if any(fields <= seen for seen in self._seen):
             return
         self._seen.append(fields)
-        with _outside_the_capture(device):
+        with apart(device):
             check = CapturedCheck(
                 Call(**known),
                 level="cheap" if chosen.level == "cheap" else "full",
@@ -789,7 +767,7 @@ class InGraphs:
                 watched=True,
             )
         check.function = function
-        with _loading_kernels():
+        with relaxed():  # the kernels may have to be loaded
             check.launch()
         kept: list[CapturedCheck] | None = getattr(_keepers, "checks", None)
         (_kept if kept is None else kept).append(check)
@@ -798,8 +776,10 @@ class InGraphs:
         """What any watched check has told of."""
         if self.is_capturing():
             return
-        for _, check in sorted(_live.items(), key=lambda item: item[0]):
-            if check.watched:
+        # a list of references, copied at once: other threads make checks while this one looks at them
+        for reference in sorted(_live.valuerefs(), key=lambda reference: reference.key):
+            check = reference()
+            if check is not None and check.watched:
                 violation = check.poll()
                 if violation is not None and check.broken_call is not None:
                     yield violation, check.broken_call, check.function

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
+from weakref import finalize
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -14,6 +15,7 @@ from ddtree.impl.mask import tree_mask
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import build_tree
 from ddtree.invariants.debug import poll
+from ddtree.invariants.streams import beside, relaxed
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import (
     Acceptance,
@@ -142,17 +144,17 @@ class Captured(Generic[T]):
 
     def __init__(self, run: Callable[[], T], device: torch.device) -> None:
         """Run the call once, to warm up, and capture it. It reads and writes memory that never moves."""
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        with beside(device):
             run()
-        torch.cuda.current_stream(device).wait_stream(side)
+        self._device, self._replayed = device, torch.cuda.Event()
         self.checks: list[CapturedCheck] = []
         """Debug mode's."""
         self.graph = torch.cuda.CUDAGraph()
         with keeping(self.checks), torch.cuda.graph(self.graph):
             self.result = run()
         """What every replay overwrites."""
+        if self.checks:
+            finalize(self, _outlive, self.checks, self._replayed).atexit = False
 
     def replay(self) -> T:
         """Run it again.
@@ -162,7 +164,19 @@ class Captured(Generic[T]):
         """
         poll()
         self.graph.replay()
+        if self.checks:
+            self._replayed.record(torch.cuda.current_stream(self._device))
         return self.result
+
+
+def _outlive(_: list[CapturedCheck], replayed: torch.cuda.Event) -> None:
+    """Keep a graph's checks until its last replay is over.
+
+    The allocators know only of the stream that they were made on. So what a replay still writes into, pinned
+    words among it, would be somebody else's at once.
+    """
+    with relaxed():
+        replayed.synchronize()
 
 
 class RoundGraph:

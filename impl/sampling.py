@@ -18,6 +18,7 @@ from ddtree.impl.sampling_kernels import (
     split_weight_kernel,
     uniform_kernel,
 )
+from ddtree.invariants.streams import apart
 from ddtree.spec.contracts import VerifyLayout
 from ddtree.spec.errors import require
 from ddtree.spec.sampling import Sampling, require_parameters
@@ -219,13 +220,15 @@ def _num_splits(rows: int, vocab: int) -> int:
     return max(1, each)
 
 
-@cache  # a captured graph may hold on to any of them
+@cache  # for whatever stream and graph asks for it later, so it has to be there at once
 def _constant(value: float, device: torch.device) -> Float64[Tensor, ""]:
     """Return a float64 number on the device."""
-    return torch.full((), value, dtype=torch.float64, device=device)
+    with apart(device):
+        return torch.full((), value, dtype=torch.float64, device=device)
 
 
 @cache  # as above
 def _seeds(seeds: tuple[int, ...], device: torch.device) -> Int64[Tensor, " B"]:
     """Return the seeds on the device."""
-    return torch.tensor(seeds, dtype=torch.int64, device=device)
+    with apart(device):
+        return torch.tensor(seeds, dtype=torch.int64, device=device)

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -216,12 +217,15 @@ def poll() -> None:
         InvariantViolation: the first, if the action is to raise.
     """
     chosen = current()
-    if capture is None or chosen is None:
+    if chosen is None:
         return
-    pending, _pending[:] = list(_pending), []
-    for violation in pending:
-        raise violation
-    for violation, call, function in capture.poll():
+    with suppress(IndexError):
+        raise _pending.popleft()
+    _look(chosen)
+
+
+def _look(chosen: Settings) -> None:
+    for violation, call, function in capture.poll() if capture is not None else ():
 
         def write(path: Path, call: Call = call) -> object:
             return dump_call(path, call=call)
@@ -229,8 +233,8 @@ def poll() -> None:
         act(violation, chosen, function, write)
 
 
-_pending: list[InvariantViolation] = []
-"""Violations that the polling thread found and that the next call raises."""
+_pending: deque[InvariantViolation] = deque()
+"""Violations that the polling thread found: each next call raises one."""
 
 
 def _start_polling(chosen: Settings) -> None:
@@ -239,8 +243,10 @@ def _start_polling(chosen: Settings) -> None:
     def run() -> None:
         while chosen.poll is not None and any(used is chosen for used in _uses):
             time.sleep(chosen.poll)
+            newest = current()
             try:
-                poll()
+                if newest is not None:
+                    _look(newest)
             except InvariantViolation as violation:
                 _pending.append(violation)
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from ddtree.invariants.streams import beside
 from ddtree.spec.errors import require
 from train.llama import Llama
 
@@ -95,12 +96,9 @@ class Generator:
         if self.llama.device.type != "cuda":
             return state.step
         before = state.copy()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # warms what is lazy
+        with beside(self.llama.device):  # warms what is lazy
             for _ in range(2):
                 state.step()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             state.step()

@@ -40,6 +40,7 @@ from ddtree.decoding.rounds import (
 )
 from ddtree.impl import verify_round
 from ddtree.impl.round import Captured
+from ddtree.invariants.streams import own_stream
 from ddtree.spec.contracts import Acceptance, Budget, DraftTree
 from ddtree.spec.round import Round
 from ddtree.spec.sampling import Sampling
@@ -90,7 +91,7 @@ class DeviceRounds:
                 self._host = HostDrafters(drafter, target)
         self.ahead = int(self._host is None)
 
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = own_stream(device, "record") if device.type == "cuda" else None
         """For the record, which nothing in a round waits for."""
         self._captured: Captured[_Record] | None = None
         self._records: list[Tensor] = []
@@ -105,11 +106,12 @@ class DeviceRounds:
 
     def begin(self, place: int, held: Held) -> None:
         """Write the request's first root, its limit and its seed to the device."""
-        self.roots[place] = held.tokens[-1]
-        self.limits[place] = held.prefix_len + held.room
+        # filled: an assignment copies the number from the host, and waits for the round that was launched
+        self.roots[place].fill_(held.tokens[-1])
+        self.limits[place].fill_(held.prefix_len + held.room)
         if held.sampling is not None:
             seed = held.sampling.seeds(1)[0]
-            self.seeds[place] = seed - 2**64 if seed >= 2**63 else seed
+            self.seeds[place].fill_(seed - 2**64 if seed >= 2**63 else seed)
         if self.resident is not None:
             self.resident.begin(place, held.prefix_len)
         if self._host is not None:

@@ -257,15 +257,15 @@ class PagedTarget:
         self._require_request(request)
         held = int(self.prefix_lens[request])
         require(0 <= prefix_len <= held, f"cannot rewind to {prefix_len} entries: {held} are held")
-        self.prefix_lens[request] = prefix_len
+        self.prefix_lens[request].fill_(prefix_len)
 
     def free(self, request: int) -> None:
         """End a request: its pages and its place can be used again. One that is not held stays so."""
         self._require_request(request)
         self._free_pages += self._pages[request]
         self._pages[request] = []
-        self.slot_table[request] = -1
-        self.prefix_lens[request] = -1
+        self.slot_table[request].fill_(-1)
+        self.prefix_lens[request].fill_(-1)  # an assignment would wait for the device
 
     @torch.no_grad()
     def forward(
@@ -353,7 +353,7 @@ class PagedTarget:
         first = torch.tensor(pages, device=self.device)[:, None] * size
         slots = (first + torch.arange(size, device=self.device)).flatten()[: self.max_context]
         self.slot_table[request, : slots.numel()] = slots
-        self.prefix_lens[request] = 0
+        self.prefix_lens[request].fill_(0)
 
     def _room(self, request: int) -> int:
         return min(len(self._pages[request]) * self.kv.page_size, self.max_context)

@@ -15,6 +15,7 @@ from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.failure import WrongResult
 from ddtree.invariants.shadow import copied
 from ddtree.invariants.strategies import VerifyCall
+from ddtree.invariants.streams import beside
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import FlatMask, QLen, TreeMask
 from ddtree.spec.mask import Form, convert_mask, tree_mask
@@ -167,11 +168,8 @@ def _capture(function: Callable[..., Any], device: str) -> Callable[..., Callabl
         return lambda *args, **options: lambda: function(*args, **options)
 
     def capture(*args: Any, **options: Any) -> Callable[[], Any]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with beside(torch.device(device)):
             function(*args, **options)  # compiles and allocates outside the graph
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):

@@ -242,3 +242,22 @@ def test_the_embedded_pair_s_sizes_in_bf16() -> None:
     for one, other in zip(found, driven, strict=True):
         verdict = compare(one, other, torch.bfloat16)
         assert verdict.equal or verdict.is_tie, str(verdict)
+
+
+def test_a_place_is_begun_and_freed_without_a_wait() -> None:
+    """Root, limit, seed and lengths are written behind the round that runs."""
+    model = model_of("qwen3", torch.float32)
+    drafter = NGramDrafter(model.config.vocab_size, 8)
+    rounds, target, helds = begun(model, drafter, Sampling(0.8, seed=3), 16)
+    held = helds[3]
+    torch.cuda.synchronize()
+    rounds.roots.fill_(-5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rounds.begin(3, held)
+        target.free(3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert rounds.roots.tolist() == [-5, -5, -5, held.tokens[-1]]
+    assert rounds.limits.tolist()[3] == held.prefix_len + held.room
+    assert (rounds.seeds.tolist()[3], target.prefix_lens.tolist()[3]) == (3, -1)

@@ -19,6 +19,7 @@ from ddtree import impl
 from ddtree.impl import CapturedCheck
 from ddtree.impl.accept import new_tokens
 from ddtree.invariants import Call
+from ddtree.invariants.streams import own_stream
 from ddtree.spec import Budget, Horizon, PagedKV, QLen
 
 VOCAB, HORIZON, MAX_PREFIX = 37, 5, 70
@@ -131,7 +132,7 @@ def main() -> None:
     steps = [captured(branch.step) for branch in branches]
     checks = [CapturedCheck(branch.call) for branch in branches]
     both = [(step, captured(made.launch)) for step, made in zip(steps, checks, strict=True)]
-    streams = [torch.cuda.Stream() for _ in branches]
+    streams = [own_stream(torch.device("cuda"), f"branch {i}") for i in range(len(branches))]
     torch.cuda.synchronize()
     start, replays, alarms = time.time(), 0, []
     while replays * len(branches) < wanted and time.time() - start < seconds:

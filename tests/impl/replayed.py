@@ -11,6 +11,7 @@ from ddtree.impl import CapturedCheck
 from ddtree.impl.check import Found
 from ddtree.invariants import Call, InvariantViolation, violations
 from ddtree.invariants.sizes import claimed_sizes, sizes_of
+from ddtree.invariants.streams import beside
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -34,11 +35,8 @@ def run(check: CapturedCheck, times: int = 1) -> None:
         for _ in range(times):
             check.launch()
         return
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with beside(check.device):
         check.launch()  # kernels are compiled here
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         check.launch()

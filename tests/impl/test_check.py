@@ -1,13 +1,18 @@
 """The captured check: the same violations as the eager one, from the device, without a wait."""
 
+import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,6 +20,7 @@ import torch
 
 from ddtree import impl
 from ddtree.impl import CapturedCheck, check
+from ddtree.impl import check_kernels as kernels
 from ddtree.impl.check_sites import SITES, as_markdown
 from ddtree.invariants import TABLE, Call, InvariantViolation, debug, violations
 from ddtree.spec import Budget, Horizon, InputError, VerifyLayout
@@ -96,6 +102,75 @@ def test_without_a_snapshot_the_record_speaks() -> None:
     assert (violation.invariant, violation.request) == ("prefix_visible", 0)
     assert (violation.expected, violation.found) == (1, 0)
     assert "as the device saw it" in violation.where
+
+
+def test_a_launch_that_is_not_over_is_left_to_the_next_poll() -> None:
+    """A broken call takes a doubtful one's place; until the host hears of it, its snapshot may be torn."""
+    whole = replace(whole_round(), num_nodes=None, slot_table=None, positions=None)
+    call = on_device(put(whole, "out_cache_loc", slice(13, 17), -1))
+    assert call.kv_indices is not None
+    made = CapturedCheck(call)
+    run(made)
+    heard = made._seen.clone()
+    assert heard[kernels.SNAPSHOT.value] == 1
+    call.kv_indices[2] = call.kv_indices[1]
+    run(made)
+    told_later = made._seen.clone()
+    assert told_later[kernels.SNAPSHOT.value] == 2
+    made._seen.copy_(heard)
+    assert made.poll() is None and made._record[kernels.SNAPSHOT.value] == 2
+    made._seen.copy_(told_later)
+    violation = made.poll()
+    assert violation is not None and violation.invariant == "kv_unique"
+
+
+def test_checks_are_polled_while_other_threads_make_some() -> None:
+    """The thread of ``debug(poll=...)`` looks at all there are, and captures go on meanwhile."""
+    is_over = Event()
+
+    def made() -> CapturedCheck:
+        one = CapturedCheck.__new__(CapturedCheck)
+        one.watched = False
+        check._live[next(check._made)] = one
+        return one
+
+    held = [made() for _ in range(300)]
+
+    def make() -> None:
+        while not is_over.is_set():
+            held[:] = [*held[-300:], made()]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            making = thread.submit(make)
+            try:
+                for _ in range(2000):
+                    assert list(check.InGraphs().poll()) == []
+            finally:
+                is_over.set()
+            making.result()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_thread_finds_all_and_each_call_raises_one() -> None:
+    """``debug(poll=...)``: what has been found is not raised again in the thread, which looks further."""
+    mode = import_module("ddtree.invariants.debug")
+    made = [CapturedCheck(spoiled(), watched=True, where=f"pass {i}") for i in range(2)]
+    with debug(poll=0.005):
+        for one in made:
+            run(one)
+        latest = time.monotonic() + 20
+        while len(mode._pending) < 2:
+            assert time.monotonic() < latest, mode._pending
+            time.sleep(0.005)
+        for i in range(2):
+            with pytest.raises(InvariantViolation, match="prefix_visible") as caught:
+                mode.poll()
+            assert caught.value.where.startswith(f"pass {i} ")
+        mode.poll()
 
 
 def test_cheap_reads_indptrs_and_lengths_alone() -> None:
@@ -210,8 +285,7 @@ def as_if_captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CapturedChe
     """Debug mode takes every call for one under capture: what a graph would hold is launched at once."""
     kept: list[CapturedCheck] = []
     monkeypatch.setattr(check.InGraphs, "is_capturing", lambda _: True)
-    monkeypatch.setattr(check, "_outside_the_capture", lambda _: nullcontext())
-    monkeypatch.setattr(check, "_loading_kernels", nullcontext)
+    monkeypatch.setattr(check, "relaxed", nullcontext)
     monkeypatch.setattr(check, "_capture_id", lambda: 1)
     with check.keeping(kept):
         yield kept
@@ -267,6 +341,70 @@ def test_a_captured_round_checks_itself() -> None:
         torch.cuda.synchronize()
         with pytest.raises(InvariantViolation, match="kv_unique is broken in request 1"):
             graph.replay(draft[:3], roots[:3], prefix_lens[:3])
+
+
+def draw_the_capture_s(ahead: int) -> None:
+    """Draw streams of PyTorch's pool until so many are left before the one that graphs are captured on."""
+    captures_on = torch.cuda.graph.default_capture_stream
+    assert captures_on is not None
+    while torch.cuda.Stream() != captures_on:  # noqa: TID251 # drawn alone
+        pass
+    for _ in range(31 - ahead):
+        torch.cuda.Stream()  # noqa: TID251
+
+
+@pytest.mark.gpu
+def test_a_capture_checks_itself_wherever_the_pool_of_streams_stands() -> None:
+    """No check is made on the captured stream, which PyTorch hands out with every 32nd one that is drawn."""
+    target, roots, prefix_lens = inputs(lambda _: None)
+    draft = draft_that_agrees(target.table.cpu(), roots.cpu(), torch.Generator().manual_seed(1)).to(
+        DEVICE
+    )
+    with debug():
+        impl.RoundGraph(target, 4, Horizon(HORIZON), VOCAB, Budget(9))
+        for ahead in range(32):
+            draw_the_capture_s(ahead)
+            graph = impl.RoundGraph(target, 4, Horizon(HORIZON), VOCAB, Budget(9))
+            graph.replay(draft[:3], roots[:3], prefix_lens[:3])
+            assert [made.wait() for made in graph.checks] == [None] * 10
+            assert {made.counts for made in graph.checks} == {(1, 0)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_another", [True, False])
+def test_a_violation_is_fetched_while_a_graph_is_captured(is_another: bool) -> None:
+    """By another thread or by the one that captures: the capture goes on, and the graph has nothing of it."""
+    made = CapturedCheck(spoiled())
+    run(made)
+    held, graph = torch.zeros(1, device=DEVICE), torch.cuda.CUDAGraph()
+    with ThreadPoolExecutor(1) as thread, torch.cuda.graph(graph):
+        held.add_(1)
+        polled = thread.submit(made.poll).result() if is_another else made.poll()
+    assert polled is not None and polled.invariant == "prefix_visible"
+    assert made.poll() is None
+    made.launch()  # the record is free
+    torch.cuda.synchronize()
+    graph.replay()
+    again = made.wait()
+    assert again is not None and again.where != polled.where
+    assert held.item() == 1
+
+
+@pytest.mark.gpu
+def test_a_graph_is_dropped_when_its_last_replay_is_over() -> None:
+    """Its checks write into memory that would be another's before."""
+    target, roots, prefix_lens = inputs(lambda _: None)
+    draft = torch.zeros(3, HORIZON, VOCAB, device=DEVICE).log_softmax(-1)
+    with debug():
+        graph = impl.RoundGraph(target, 4, Horizon(HORIZON), VOCAB, Budget(9))
+        before = torch.cuda.Event()
+        torch.cuda._sleep(10**9)  # half a second
+        before.record()
+        graph.replay(draft, roots[:3], prefix_lens[:3])
+        assert not before.query()
+        del graph
+        gc.collect()
+        assert before.query()
 
 
 TRAP = """

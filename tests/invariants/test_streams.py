@@ -1,0 +1,59 @@
+"""Streams of our own: none of PyTorch's pool, and never part of a capture."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ddtree.invariants.streams import apart, beside, own_stream
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_stream_is_of_one_device_and_use_and_not_of_the_pool() -> None:
+    """PyTorch hands out 32; another thread, which has not used the device yet, gets one too."""
+    device = torch.device("cuda", 0)
+    pool = {torch.cuda.Stream().cuda_stream for _ in range(64)}  # noqa: TID251 # looked at alone
+    assert len(pool) == 32
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(own_stream, device, "of another thread").result()
+    mine = own_stream(device, "of this one")
+    assert len({mine.cuda_stream, other.cuda_stream} - pool) == 2
+    assert own_stream(torch.device("cuda"), "of this one") is mine
+    with torch.cuda.stream(mine):
+        assert torch.cuda.current_stream() == mine
+        assert torch.arange(4, device=device).sum().item() == 6
+
+
+def test_what_is_apart_runs_during_a_capture() -> None:
+    """Copies from and to the host and new memory, all there at once; none of it is replayed."""
+    device = torch.device("cuda", 0)
+    held, graph = torch.zeros(2, device=device), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held.add_(1)
+        with apart(device):
+            made = torch.tensor([5.0, 6.0], device=device)
+            made[1] = 7  # a copy from the host, which a capture refuses
+            assert made.tolist() == [5, 7]
+        held.add_(made)
+        with apart(device):
+            made.fill_(3)
+    assert (held.tolist(), made.tolist()) == ([0, 0], [3, 3])
+    made[0] = 10
+    graph.replay()
+    assert (held.tolist(), made.tolist()) == ([11, 4], [10, 3])
+
+
+def test_what_is_beside_comes_in_between() -> None:
+    """Behind what the current stream has before, ahead of what it gets later."""
+    device = torch.device("cuda", 0)
+    held = torch.zeros(2**20, device=device)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10**8)  # what its name says, on the device
+    held.add_(1)
+    with beside(device):
+        assert torch.cuda.current_stream() == own_stream(device, "beside")
+        torch.cuda._sleep(10**8)
+        held.mul_(10)
+    held.add_(2)
+    assert (held == 12).all()
