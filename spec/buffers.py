@@ -125,7 +125,8 @@ def _fill(buffers: VerifyBuffers, tree: DraftTree, layout: VerifyLayout, mask: F
         max(widths, default=0) <= held[1],
         f"the largest q_len is {max(widths, default=0)}; its tree has {held[1]} rows",
     )
-    tokens = [tree.token_ids[b, :q_len] for b, q_len in enumerate(widths)]
+    tokens = [tree.token_ids.new_empty(0)]
+    tokens += [tree.token_ids[b, :q_len] for b, q_len in enumerate(widths)]
 
     into, bits = buffers.layout, int(layout.mask_indptr[-1])
     writes = [  # buffer, its front, what the tail holds

@@ -267,7 +267,8 @@ def _write(matrices: list[Matrix], layout: VerifyLayout, form: Form) -> TreeMask
     require_form(form)
     match form:
         case "flat":
-            return FlatMask(torch.cat([m.flatten() for m in matrices]))
+            nothing = torch.empty(0, dtype=torch.bool, device=layout.qo_indptr.device)
+            return FlatMask(torch.cat([nothing, *(m.flatten() for m in matrices)]))
         case "packed":
             return _write_packed(matrices, layout)
         case "dense":

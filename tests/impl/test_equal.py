@@ -1,7 +1,7 @@
 """Every function of ``impl`` against the same function of ``spec``, on fresh inputs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,9 +13,18 @@ from ddtree import impl, spec
 from ddtree.impl.rank import _group_size, ranked
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import MAX_HORIZON
-from ddtree.spec import Budget, Sampling, sampling
+from ddtree.spec import (
+    Acceptance,
+    Budget,
+    DraftTree,
+    InputError,
+    QLen,
+    Sampling,
+    VerifyLayout,
+    sampling,
+)
 from ddtree.spec.softmax import MAX_VOCAB, TILE
-from tests.impl.cases import DEVICE, FORMS, FUNCTIONS, KINDS, case, differences, moved
+from tests.impl.cases import DEVICE, FORMS, FUNCTIONS, KINDS, Case, case, differences, moved, named
 
 SIZES = {  # batch, horizon, vocab, budget
     "one node": (1, 1, 1, 1),
@@ -50,6 +59,65 @@ def test_impl_equals_spec(name: str, size: str) -> None:
     seed = list(SIZES).index(size)
     kind = KINDS[seed % len(KINDS)]
     assert not differences(name, case(seed, kind, *SIZES[size]))
+
+
+def no_requests() -> Case:
+    """A call of no requests, which ``plan_verify`` refuses to lay out."""
+    whole = case(5, "normal", 1, 3, 7, 5)
+    made = {f.name: getattr(whole, f.name) for f in fields(whole)}
+    made |= {name: value[:0] for name, value in made.items() if isinstance(value, torch.Tensor)}
+    ends, none = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    made |= {
+        "slot_table": whole.slot_table,  # it may have more rows than there are requests
+        "tree": DraftTree(*(getattr(whole.tree, f.name)[:0] for f in fields(DraftTree))),
+        "layout": VerifyLayout(ends, ends, none, ends.long(), QLen(0), none, none),
+        "attention": (*(t[:0] for t in whole.attention[:3]), *whole.attention[3:]),
+        "acceptance": Acceptance(
+            *(getattr(whole.acceptance, f.name)[:0] for f in fields(Acceptance))
+        ),
+    }
+    return Case(**made)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_call_of_no_requests_gives_what_the_reference_gives(name: str) -> None:
+    """Tensors of no entries; a layout of it is refused, in the same sentence by both."""
+    c = no_requests()
+    if name != "plan_verify":
+        assert not differences(name, c)
+        return
+    for package, given_to in ((spec, c), (impl, moved(c, DEVICE))):
+        with pytest.raises(InputError, match="the tree has 0 requests; a verify pass has at least"):
+            FUNCTIONS[name](package, given_to)
+
+
+def test_masks_of_no_requests_and_what_buffers_hold_of_them() -> None:
+    """Each form is as empty as it can be; buffers that held a call hold none any more."""
+    c, whole = no_requests(), case(5, "normal", 1, 3, 7, 5)
+    shapes = {"flat": [0], "packed": [0], "dense": [0, 1, 0, 0], "bits": [0, 0]}
+    held = []
+    for package, device in ((spec, "cpu"), (impl, DEVICE)):
+        tree, layout = moved(c.tree, device), moved(c.layout, device)
+        for form in FORMS:
+            made = package.tree_mask(tree, layout, form)
+            tensors = list(named("mask", made).values())
+            assert list(tensors[0].shape) == shapes[form]
+            assert form != "packed" or tensors[1].tolist() == [0]
+            for to in FORMS:
+                converted = package.convert_mask(made, layout, to)
+                assert list(next(iter(named("mask", converted).values())).shape) == shapes[to]
+        buffers = package.VerifyBuffers(2, QLen(6), 24, 99, device)
+        full = moved(whole.tree, device), moved(whole.layout, device)
+        buffers.fill(*full, package.tree_mask(*full, "flat"))
+        buffers.fill(tree, layout, package.tree_mask(tree, layout, "flat"))
+        held.append(
+            named("layout", buffers.layout)
+            | named("mask", buffers.mask)
+            | {"token_ids": buffers.token_ids}
+        )
+    for name, expected in held[0].items():
+        assert torch.equal(held[1][name].cpu(), expected), name
+        assert (expected == (99 if name == "layout.out_cache_loc" else 0)).all(), name
 
 
 @pytest.mark.parametrize("listed_from", [1, 999])
