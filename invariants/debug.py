@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from itertools import count
@@ -256,7 +256,7 @@ def _start_polling(chosen: Settings) -> None:
 # calls
 
 _checking = threading.local()
-"""``on`` while this thread is inside a check, whose own calls are not checked; ``look``: the call."""
+"""``on`` while this thread is in a check, whose own calls are not checked; ``look``: its innermost call."""
 
 
 @dataclass
@@ -268,10 +268,17 @@ class _Look:
     is_captured: bool
     is_compared: bool
     given: dict[str, Any]
+    outer: "_Look | None"
     state: str = "not run"
     result: Any = None
-    told: tuple[object, ...] = ()
-    """The violation found on entry: on return the same one is no news."""
+    is_broken: bool = False
+    """Whether a violation was found in it, or in a call inside it."""
+    told: set[str] = field(default_factory=set)
+    """Violations found in the outermost call and those inside it: the same one again is no news."""
+
+    def __post_init__(self) -> None:
+        if self.outer is not None:
+            self.told = self.outer.told
 
     @property
     def name(self) -> str:
@@ -279,10 +286,14 @@ class _Look:
 
     def act(self, violation: InvariantViolation, known: dict[str, Any]) -> None:
         """Do what the settings say."""
-        told = (violation.invariant, violation.request, violation.expected, violation.found)
-        if str(told) == str(self.told):  # lists and NaN compare by their text
+        look: _Look | None = self
+        while look is not None:
+            look.is_broken, look = True, look.outer
+        numbers = (violation.invariant, violation.request, violation.expected, violation.found)
+        told = str(numbers)  # lists and NaN compare by their text
+        if told in self.told:
             return
-        self.told = told
+        self.told.add(told)
         why = str(violation).splitlines()[0]
 
         def write(path: Path) -> object:
@@ -320,7 +331,8 @@ def _observe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         return function(*args, **kwargs)
     counts.add("calls", _name(function), chosen.level)
     is_compared = is_chosen and chosen.level == "shadow" and not is_captured
-    look = _checking.look = _Look(function, chosen, is_captured, is_compared, {})
+    outer = getattr(_checking, "look", None)
+    look = _checking.look = _Look(function, chosen, is_captured, is_compared, {}, outer)
     try:
         return _checked(function)(*args, **kwargs)
     except TypeCheckError as error:
@@ -330,6 +342,8 @@ def _observe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
             raise violation from error
         look.act(violation, {})
         return look.result if look.state == "done" else function(*args, **kwargs)
+    finally:
+        _checking.look = outer
 
 
 @cache
@@ -397,7 +411,7 @@ def _compare(look: _Look, shadow: Shadow, result: Any, entry: dict[str, Any]) ->
     violation = shadow.violation(result, look.given, f"on return from {look.name}")
     outcome = "refused" if shadow.refused else "same" if violation is None else "other"
     counts.add("shadows", look.name, outcome)
-    if violation is not None:
+    if violation is not None and not look.is_broken:  # else it is what follows from what was told
         look.given = shadow.given  # as it was before the call changed it
         look.act(violation, entry)
 

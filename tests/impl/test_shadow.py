@@ -112,6 +112,50 @@ def test_another_result_is_named_dumped_and_replayed(
     assert path.stat().st_size < 200_000  # not the whole pool
 
 
+def attended(spoil: Callable[[torch.Tensor], object]) -> Callable[[], Any]:
+    """A verify pass with a spoiled flat mask, which the attention converts by a public call of its own."""
+    c = moved(case(5, "normal", 2, 3, 9, 8), DEVICE)
+    *tensors, key_scale, value_scale = c.attention
+    mask = impl.tree_mask(c.tree, c.layout, "flat")
+    spoil(mask.allowed)
+    scales = {"key_scale": key_scale, "value_scale": value_scale}
+    return lambda: impl.verify_attention(*tensors, c.layout, mask, **scales)
+
+
+@pytest.mark.parametrize("level", ["full", "shadow"])
+def test_a_fault_is_told_once_a_call(level: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither by the calls inside it too nor by what follows from it; by the next call again."""
+    call = attended(lambda allowed: allowed[0].fill_(False))
+    for _ in range(2):
+        with caplog.at_level("ERROR", "ddtree.debug"), debug(level=level, action="log"):
+            call()
+        (record,) = caplog.records
+        assert "in request 0, on entry to verify_attention" in record.getMessage()
+        caplog.clear()
+
+
+def test_a_broken_step_of_a_call_is_told_where_it_broke(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That the outer call's result is another too follows from it; what it does alone is told of it."""
+    call = attended(lambda _: None)
+    module = sys.modules[impl.convert_mask.__wrapped__.__module__]  # type: ignore[attr-defined]
+    original = module._convert
+
+    def spoiled(*arguments: Any) -> Any:
+        made = original(*arguments)
+        made.words[1].bitwise_and_(~1)  # a child of the root
+        return made
+
+    monkeypatch.setattr(module, "_convert", spoiled)
+    before = shadows()
+    with caplog.at_level("ERROR", "ddtree.debug"), debug(level="shadow", action="log"):
+        call()
+    (record,) = caplog.records
+    assert "on return from convert_mask" in record.getMessage()
+    assert told(before) == {("convert_mask", "other"): 1, ("verify_attention", "other"): 1}
+
+
 def test_a_replayed_file_says_same_or_where_it_differs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
