@@ -136,6 +136,7 @@ class Isolation:
             "factors": [c.factor for rule in self.decision.rules[:1] for c in rule.conditions],
             "table": self.table,
             "refused": dict(self.refused),
+            "unsteady": len(self.unsteady),
             "cells": [{**asdict(t.cell), "failed": t.failed, "what": t.what} for t in self.tried],
         }
 

@@ -210,6 +210,32 @@ def test_an_isolation_where_nothing_fails() -> None:
     assert "The crossing" not in page.text
 
 
+@pytest.mark.parametrize(
+    ("widths", "unsteady", "sign", "card"),
+    [
+        ((4, 8, 9), 0, "✓ mine nothing fails: 24 calls", "verdict good-card"),
+        ((4,), 0, "? mine nothing failed in 8 calls: too few to tell", "verdict"),
+        ((), 0, "? mine cannot tell: mine refused every call", "verdict"),
+        ((4, 8, 9), 2, "✕ mine cannot tell: the same call gives now this", "verdict bad-card"),
+    ],
+)
+def test_a_check_mark_stands_for_enough_calls_that_come_out_alike(
+    widths: tuple[int, ...], unsteady: int, sign: str, card: str
+) -> None:
+    """As the exit codes have it: 0 alone is a success; 2 is that nothing can be told."""
+    found = made(lambda cell: False, widths)
+    cells = tuple(
+        Cell(**{f.name: cell[f.name] for f in fields(Cell)}) for cell in found["cells"][:unsteady]
+    )
+    tried = tuple(Tried(cell, (False,) * cell.batch, "") for cell in cells)
+    if unsteady:
+        found |= Isolation("mine", tried, decide([]), cells).data() | {"cells": found["cells"]}
+    page = parsed(isolation_page(json.loads(json.dumps(found)))[1])
+    (section,) = (one for one in page.all("section") if sign in one.text)
+    assert section.attributes["class"] == card
+    assert page.text.count("✓ mine") == (sign[0] == "✓")
+
+
 def test_an_isolation_that_cannot_tell(isolated: Any) -> None:
     """Without a rule the sentence and each factor by itself are left."""
     data = deepcopy(isolated) | {

@@ -22,7 +22,7 @@ def isolation_page(data: dict[str, Any]) -> tuple[str, bytes]:
     """The title and the page of what ``ddtree isolate --json`` prints."""
     found = _isolation(data)
     seen = found.observations
-    fails = any(o.failed for o in seen)
+    fails = any(o.failed for o in seen) or bool(data.get("unsteady"))
     title = f"{data['backend']} {data['sentence']}" if len(data["sentence"]) < 90 else _head(data)
     decisive: list[str] = data.get("factors", [])
     example = found.example
@@ -85,16 +85,19 @@ def _verdict(data: dict[str, Any], decisive: list[str], found: Isolation, *, fai
     refused = [
         tag("li", f"refused {counted(n, 'call')}: {why}") for why, n in data["refused"].items()
     ]
+    sign, card = (
+        ("✕", " bad-card") if fails else ("?", "") if found.is_short else ("✓", " good-card")
+    )
     return tag(
         "section",
         tag(
             "p",
-            tag("strong", f"{'✕' if fails else '✓'} {data['backend']} {data['sentence']}"),
+            tag("strong", f"{sign} {data['backend']} {data['sentence']}"),
             class_="statement",
         ),
         facts(numbers),
         tag("ul", *refused[:5], class_="note") if refused else None,
-        class_=f"verdict {'bad-card' if fails else 'good-card'}",
+        class_=f"verdict{card}",
     )
 
 
