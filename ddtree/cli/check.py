@@ -1,5 +1,6 @@
 """``ddtree check``: hold a captured call to the table of invariants."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from ddtree.cli.output import BROKEN, counted, print_json, stdout
 
 if TYPE_CHECKING:
     from ddtree.invariants import InvariantViolation, Report
+    from ddtree.invariants.conformance.failed import Failed
 
 
 def check(
@@ -49,8 +51,10 @@ def check(
       ddtree dump bad.npz --fault width=8 && ddtree check bad.npz
     """
     from ddtree.invariants import report as checked
+    from ddtree.invariants.conformance.failed import failed_in
 
     captured = read_call(file)
+    failed = failed_in(file)
     report = checked(captured.call)
     if as_json:
         print_json(
@@ -61,15 +65,18 @@ def check(
                 "broken": [_plain(violation) for violation in report.broken],
                 "not_checked": report.not_checked,
                 "not_read": captured.not_read,
+                "conformance": failed and {"backend": failed.backend, "property": failed.property},
             }
         )
     else:
-        _print(report, captured.not_read, file, verbose)
+        _print(report, captured.not_read, file, failed, verbose)
     if not report.ok:
         raise typer.Exit(BROKEN)
 
 
-def _print(report: "Report", not_read: dict[str, str], file: Path, verbose: bool) -> None:
+def _print(
+    report: "Report", not_read: dict[str, str], file: Path, failed: "Failed | None", verbose: bool
+) -> None:
     from ddtree.invariants.capture import named
 
     console = stdout()
@@ -87,10 +94,22 @@ def _print(report: "Report", not_read: dict[str, str], file: Path, verbose: bool
     counts = f"{len(report.held)} held, {len(broken)} broken, {len(report.not_checked)} not checked"
     style = "bold red" if broken else "bold green"
     console.print(Text(f"{file}: {verdict} ({counts})", style), soft_wrap=True)
-    if broken:
+    if failed is not None:
+        console.print(Text(_of_conformance(failed, file), "bold"), soft_wrap=True)
+    elif broken:
         console.print(
             Text(f"next: ddtree report {file}  (a page to look at)", "bold"), soft_wrap=True
         )
+
+
+def _of_conformance(failed: "Failed", file: Path) -> str:
+    """That the file was kept for what a backend made of the call, which no check of the call can find."""
+    shown = shlex.join(["ddtree", "report", str(file)])
+    again = shlex.join(["ddtree", "conform", failed.backend, "--case", str(file)])
+    return (
+        f"the file is of a conformance failure of {failed.property}: `{shown}` shows what the backend gave, "
+        f"`{again}` runs it again"
+    )
 
 
 def _not_checked(report: "Report", verbose: bool) -> list[str]:

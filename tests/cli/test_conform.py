@@ -110,6 +110,7 @@ def test_the_founding_bug_is_found_and_written(run: Run, folder: Path) -> None:
     checked = run("check", folder / "ddtree-conform/founding-bug-plan-verify.safetensors")
     assert checked.exit_code == 1
     assert "mask_len is broken in request 0: expected 1, found 64" in checked.stdout
+    assert "the file is of a conformance failure of plan_verify" in checked.stdout
 
 
 def test_a_case_is_run_again_from_its_file(run: Run, folder: Path) -> None:
@@ -134,6 +135,15 @@ def test_a_case_is_run_again_from_its_file(run: Run, folder: Path) -> None:
     assert "  case: 1 request, q_len 1" in second.stdout
     whole = json.loads(run("conform", "mine.py:Sees", "--case", file, "--json").stdout)
     assert [prop["file"] for prop in whole["properties"]] == [file]
+    checked = run("check", file)
+    assert (checked.exit_code, "nothing is broken" in checked.stdout) == (0, True)
+    assert checked.stdout.splitlines()[-1] == (
+        f"the file is of a conformance failure of values, float16: `ddtree report {file}` shows what the "
+        f"backend gave, `{again}` runs it again"
+    )
+    assert json.loads(run("check", file, "--json").stdout)["conformance"] == {
+        "backend": "mine.py:Sees", "property": "values, float16",
+    }  # fmt: skip
     mended = run("conform", "mine.py:Mine", "--case", file)
     assert (mended.exit_code, "1 hold, 0 broken, 1 case" in mended.stdout) == (0, True)
     assert "was mended since" in " ".join(mended.stdout.replace("│", " ").split())

@@ -115,11 +115,13 @@ def test_another_result_is_named_dumped_and_replayed(
 def attended(spoil: Callable[[torch.Tensor], object]) -> Callable[[], Any]:
     """A verify pass with a spoiled flat mask, which the attention converts by a public call of its own."""
     c = moved(case(5, "normal", 2, 3, 9, 8), DEVICE)
-    *tensors, key_scale, value_scale = c.attention
+    query, key, value, key_pool, value_pool, key_scale, value_scale = c.attention
     mask = impl.tree_mask(c.tree, c.layout, "flat")
     spoil(mask.allowed)
-    scales = {"key_scale": key_scale, "value_scale": value_scale}
-    return lambda: impl.verify_attention(*tensors, c.layout, mask, **scales)
+    return lambda: impl.verify_attention(
+        query, key, value, key_pool, value_pool, c.layout, mask,
+        key_scale=key_scale, value_scale=value_scale,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("level", ["full", "shadow"])
