@@ -13,7 +13,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from math import isfinite
@@ -134,15 +134,16 @@ class CapturedCheck:
         self.device = devices.pop()
         require_kernels(self.device, "the call")
         self._given = given
-        self._staged = {
-            name: torch.empty_like(value, memory_format=torch.contiguous_format)
-            for name, value in given.items()
-            if not value.is_contiguous()
-        }
-        """Contiguous copies of strided fields, made anew at each launch."""
-        self._fields = given | self._staged
-        self._set_sizes(num_slots)
-        self._allocate(snapshot)
+        with torch.inference_mode(mode=False):  # else only in that mode the record could be freed
+            self._staged = {
+                name: torch.empty_like(value, memory_format=torch.contiguous_format)
+                for name, value in given.items()
+                if not value.is_contiguous()
+            }
+            """Contiguous copies of strided fields, made anew at each launch."""
+            self._fields = given | self._staged
+            self._set_sizes(num_slots)
+            self._allocate(snapshot)
         self.watched, self.function = watched, "CapturedCheck"
         self.broken_call: Call | None = None
         """The call that the last violation was found in."""
@@ -213,10 +214,8 @@ class CapturedCheck:
         self._state[kernels.PAD_SLOT.value].fill_(-1)
         self._numbers = filled((len(SITES), self.room + 1, kernels.PARTS.value, 2), 0)
         self._record = filled(kernels.RECORD_WORDS, 0)
-        on_gpu = self.device.type == "cuda"
-        self._seen = torch.zeros(
-            kernels.RECORD_WORDS, dtype=torch.int64, device="cpu", pin_memory=on_gpu
-        )
+        self._seen = _host_words()
+        weakref.finalize(self, _rows.append, self._seen).atexit = False
         self._always_key = self._constant_key()
         if self.level == "full" and self.broken_shapes is None:
             self._allocate_full(filled)
@@ -653,6 +652,24 @@ class CapturedCheck:
 _made = count()
 _live: "weakref.WeakValueDictionary[int, CapturedCheck]" = weakref.WeakValueDictionary()
 """Every check there is, in the order in which they were made: causes are polled before what follows."""
+
+
+_rows: list[Tensor] = []
+"""Host memory of records, pinned on a machine with GPUs. It stays with this module for good: where such
+memory is freed PyTorch records an event on each stream that copied into it, and one may be capturing then."""
+ROWS = 256
+
+
+def _host_words() -> Tensor:
+    """Zeros for a record; ``_rows`` takes them back."""
+    while True:
+        with suppress(IndexError):
+            return _rows.pop().zero_()
+        more = torch.zeros(
+            (ROWS, kernels.RECORD_WORDS), dtype=torch.int64, device="cpu",
+            pin_memory=torch.cuda.is_available(),
+        )  # fmt: skip
+        _rows.extend(more.unbind())
 
 
 def _room(field: Tensor | None, ends: int = 0) -> int:

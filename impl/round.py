@@ -172,8 +172,8 @@ class Captured(Generic[T]):
 def _outlive(_: list[CapturedCheck], replayed: torch.cuda.Event) -> None:
     """Keep a graph's checks until its last replay is over.
 
-    The allocators know only of the stream that they were made on. So what a replay still writes into, pinned
-    words among it, would be somebody else's at once.
+    The allocator knows only of the stream that they were made on. So what a replay still writes into would be
+    the next check's at once.
     """
     with relaxed():
         replayed.synchronize()

@@ -104,6 +104,36 @@ def test_without_a_snapshot_the_record_speaks() -> None:
     assert "as the device saw it" in violation.where
 
 
+@pytest.mark.parametrize("made_in", [True, False])
+def test_checks_are_made_launched_and_polled_in_inference_mode_and_out_of_it(made_in: bool) -> None:
+    """A server captures in it; the thread that polls is not in it, and frees the record."""
+    with torch.inference_mode(mode=made_in):
+        call = replace(spoiled(), slot_table=torch.arange(40, device=DEVICE).view(2, 20)[:, :9])
+        made = CapturedCheck(call)
+        run(made)
+    assert made._staged.keys() == {"slot_table"}
+    first = made.poll()
+    run(made)
+    with torch.inference_mode(mode=not made_in):
+        second = made.wait()
+    assert first is not None and second is not None
+    assert (told(first), first.where != second.where) == (told(second), True)
+
+
+def test_host_memory_of_records_is_used_again_and_never_given_back() -> None:
+    """Zeros at first, of no other check; PyTorch's allocator sees none of it freed."""
+    gc.collect()
+    made = [CapturedCheck(spoiled()) for _ in range(3)]
+    places = {one._seen.data_ptr() for one in made}
+    assert len(places) == 3
+    run(made[0])
+    assert made[0].counts[1]
+    del made
+    again = [CapturedCheck(spoiled()) for _ in range(3)]
+    assert {one._seen.data_ptr() for one in again} == places
+    assert all(one.counts == (0, 0) for one in again)
+
+
 def test_a_launch_that_is_not_over_is_left_to_the_next_poll() -> None:
     """A broken call takes a doubtful one's place; until the host hears of it, its snapshot may be torn."""
     whole = replace(whole_round(), num_nodes=None, slot_table=None, positions=None)
@@ -392,7 +422,7 @@ def test_a_violation_is_fetched_while_a_graph_is_captured(is_another: bool) -> N
 
 @pytest.mark.gpu
 def test_a_graph_is_dropped_when_its_last_replay_is_over() -> None:
-    """Its checks write into memory that would be another's before."""
+    """Its checks write into memory that would be another check's before."""
     target, roots, prefix_lens = inputs(lambda _: None)
     draft = torch.zeros(3, HORIZON, VOCAB, device=DEVICE).log_softmax(-1)
     with debug():
