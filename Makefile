@@ -22,7 +22,8 @@ LOOSE := $(if $(OTHER_TORCH),-e '/^(triton|setuptools)==/d') \
 	$(if $(OTHER_TRANSFORMERS),-e '/^(tokenizers|huggingface_hub|hf-xet)==/d')
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Python compiles what is imported when it first is: a small part of these packages.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -35,11 +36,14 @@ help: ## list the targets
 demo: $(STAMP) ## the founding bug on real text, shown and caught
 	$(BIN)/ddtree demo
 
+# A worker begins with a half of the files, whole with their fixtures, and takes from the other at the end.
+PYTEST := $(BIN)/pytest -n auto --dist worksteal
+
 test: $(STAMP) ## the tests, quick profile
-	$(BIN)/pytest -n auto
+	$(PYTEST)
 
 test-long: $(STAMP) ## the tests with many more examples and the whole equality matrix
-	DDTREE_PROFILE=long $(BIN)/pytest -n auto
+	DDTREE_PROFILE=long $(PYTEST)
 
 gpu: $(STAMP) ## everything that needs an NVIDIA GPU: tests, then measurements (tools/on_gpu.py --help)
 	$(BIN)/python tools/on_gpu.py
@@ -79,7 +83,7 @@ $(ENGINES)/common: | $(STAMP)
 
 $(ENGINES)/sglang-%: | $(STAMP)
 	@echo "Fetching SGLang $*"
-	@$(PIP) --no-deps --no-compile --target $@ sglang==$*
+	@$(PIP) --no-deps --target $@ sglang==$*
 
 $(ENGINES)/vllm-%: | $(STAMP)
 	@echo "Fetching vLLM $*"

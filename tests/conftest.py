@@ -1,6 +1,9 @@
 """What all tests share: hypothesis profiles, no network, which tests run where."""
 
 import os
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # set before Transformers is imported: a download fails
 
@@ -12,6 +15,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = (
         "1"  # before Triton is imported: kernels run in its interpreter
     )
+    from tests.interpreter import hurry
+
+    hurry()
 
 PROFILE = os.environ.get("DDTREE_PROFILE", "quick")
 
@@ -32,9 +38,37 @@ settings.load_profile(PROFILE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each worker one thread: as many workers as cores share the machine."""
+    """Give each worker and what it starts one thread: as many workers as cores share the machine.
+
+    More threads than cores wait for each other in loops: such a process takes six times as long.
+    """
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def roomy(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function from a frame so large that all above it lie in one block of memory.
+
+    Python keeps frames in blocks of 16 KiB. A loop that calls a function past the end of one asks the
+    system for a block at each call, and gives it back: a hundred times the price of a call.
+    """
+    __tracebackhide__ = True
+    return function(**arguments)
+
+
+roomy.__code__ = roomy.__code__.replace(co_stacksize=70_000)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Run each test in a roomy frame."""
+    test = pyfuncitem.obj
+    pyfuncitem.obj = partial(roomy, test)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test
 
 
 def pytest_report_header() -> str:

@@ -24,7 +24,7 @@ ON_CPU = ("sdpa", "flex", "transformers-sdpa", "transformers-eager", "impl")
 @pytest.mark.parametrize("prop", ["visible set", "visible set, replay", "values, float32"])
 def test_peers_hold(name: str, prop: str) -> None:
     """Each attends to the right entries, in buffers too, with the reference's numbers."""
-    result = hold(Backend.of(load(PEERS[name].target)), BY_ID[prop], examples=8, seconds=20)
+    result = hold(Backend.of(load(PEERS[name].target)), BY_ID[prop], examples=8, seconds=60)
     assert result.state == "holds", result
 
 
@@ -58,20 +58,19 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("sglang")
 @pytest.mark.parametrize(
-    ("prop", "state"),
+    ("prop", "state", "examples"),
     [
-        ("visible set", "holds"),
-        ("visible set, replay", "holds"),
-        ("tree_mask", "holds"),
-        ("accept_greedy", "holds"),
-        ("window", "broken"),
+        ("visible set", "holds", 25),
+        ("visible set, replay", "holds", 25),
+        ("tree_mask", "holds", 5),  # it walks up from each node: 64 rows take seconds
+        ("accept_greedy", "holds", 25),
+        ("window", "broken", 25),
     ],
 )
-def test_sglang(prop: str, state: str) -> None:
+def test_sglang(prop: str, state: str, examples: int) -> None:
     """Its kernels hold, but for a window by row (its issue 39287)."""
-    result = hold(
-        Backend.of(load("ddtree.peers.sglang:Triton")), BY_ID[prop], examples=25, seconds=20
-    )
+    backend = Backend.of(load("ddtree.peers.sglang:Triton"))
+    result = hold(backend, BY_ID[prop], examples=examples, seconds=60)
     assert result.state == state, result
 
 
