@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # set before Transformers is imported: a download fails
@@ -15,9 +16,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = (
         "1"  # before Triton is imported: kernels run in its interpreter
     )
-    from tests.interpreter import hurry
+    if find_spec("triton") is not None:
+        from tests.interpreter import hurry
 
-    hurry()
+        hurry()
 
 PROFILE = os.environ.get("DDTREE_PROFILE", "quick")
 
