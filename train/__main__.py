@@ -305,6 +305,7 @@ def evaluate(
             show(done, "drafts")
 
         result = measure_acceptance(loaded.model, llama, corpora, chosen_prompts, on_text=count)
+    result |= {"target": target, "most_new_tokens": new_tokens}
     result |= {"dtype": dtype, "device": str(model.device), "torch": torch.__version__}
     result["real_loop"] = compared(held, loaded, llama, corpora[0.0], check)
     write_result(folder, result)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 from train.acceptance import BUDGETS, Kind, acceptance, total
 from train.batch import Generator
-from train.data import Corpus
+from train.data import Corpus, cut_loops
 from train.files import write_json, write_tensors
 from train.held_out import Prompt
 from train.llama import Llama
@@ -26,6 +27,8 @@ from train.prompts import encode
 
 TEMPERATURES = (0.0, 0.8)
 RESULT, PICTURE = "evaluation.json", "evaluation.png"
+BEFORE_LOOPS = "all, before loops"
+"""The texts up to where training would have cut them: loops are easily drafted."""
 
 
 def evaluation_texts(
@@ -82,7 +85,7 @@ def evaluate(
     *,
     on_text: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Acceptance of each kind of tree on texts of each temperature, in all and by source.
+    """Acceptance of each kind of tree on texts of each temperature: in all, before loops, by source.
 
     Args:
         drafter: in the target's dtype, on its device.
@@ -94,6 +97,13 @@ def evaluate(
     cells = []
     for temperature, corpus in corpora.items():
         found = acceptance(drafter, llama, corpus, on_text=lambda _: on_text())
+        ends = cut_loops(*(t.cpu() for t in (corpus.token_ids, corpus.prompt_lens, corpus.lengths)))
+        cut = replace(corpus, lengths=ends.to(corpus.lengths.device))
+        before = acceptance(drafter, llama, cut)
+        cells += [
+            _cell(BEFORE_LOOPS, len(before), temperature, kind, rounds)
+            for kind, rounds in total(before).items()
+        ]
         sources = ["all", *dict.fromkeys(prompt.source for prompt in prompts)]
         for source in sources:
             chosen = [

@@ -21,9 +21,11 @@ from train.__main__ import app, part_of
 from train.acceptance import acceptance, total
 from train.batch import Generator, draw
 from train.blocks import draft_logits, draft_states, head_loss
+from train.card import write_card
 from train.data import LOOP, Corpus, Job, cut_loops, write_shards
+from train.evaluate import BEFORE_LOOPS, TEMPERATURES, evaluate
 from train.fit import CHECKPOINT, LOG, Settings, Trainer
-from train.held_out import HeldOut
+from train.held_out import HeldOut, Prompt
 from train.llama import Llama
 from train.start import config_for, from_last_layers
 from train.weights import write_drafter
@@ -375,6 +377,38 @@ def test_acceptance_on_texts_is_that_of_decoding(model: Any, budget: int) -> Non
             rounds = by_kind[kind, budget]
             assert [*rounds.counts, *[0] * (7 - len(rounds.counts))] == counts
             assert rounds.rounds > 5
+
+
+def test_the_card_tells_the_evaluation_that_was_made(tmp_path: Path, model: Any) -> None:
+    """Prompts by source, length of answers, a target of another name; and the texts before their loops."""
+    drafter, llama = _draft_model(model, seed=3), Llama(model)
+    ids = torch.randint(0, VOCAB, (3, 100), generator=_chance(0))
+    ids[0, 40:] = ids[0, 20:40].repeat(3)  # a loop of 20, seen after LOOP more
+    lens = torch.full((3,), 4), torch.full((3,), 100)
+    texts = Corpus(ids.int(), *lens, torch.zeros(3))
+    prompts = [Prompt("a", "prose"), Prompt("b", "prose"), Prompt("c", "code")]
+    result = evaluate(drafter, llama, dict.fromkeys(TEMPERATURES, texts), prompts)
+    whole, before = (
+        next(c["rounds"] for c in result["cells"] if c["source"] == source)
+        for source in ("all", BEFORE_LOOPS)
+    )
+    assert 0 < before < whole
+    run = {
+        "settings": vars(SETTINGS),
+        "config": {
+            "block_size": 6, "num_hidden_layers": 2, "mask_token_id": 7, "target_layer_ids": [1],
+        },
+        "data": {
+            "texts trained on": 1, "tokens trained on": 1234, "sampled among them": 1234,
+            "texts near an evaluation prompt, left out": 0, "settings": {"length": 40},
+        },
+        "start": [], "parameters": 10, "steps": 3, "epochs": 0.1, "seconds": 1.0, "device": "CPU",
+    }  # fmt: skip
+    told = {"target": "my-model", "most_new_tokens": 96, "dtype": "float32"}
+    card = write_card(tmp_path, run, result | told).read_text()
+    assert "on 3 prompts\n(2 prose, 1 code);\nanswers of up to 96 tokens" in card
+    assert "# A DFlash drafter for my-model" in card and "SmolLM2" not in card
+    assert "1 texts with 1,234 tokens" in card and "*before loops*" in card
 
 
 def test_start_resembles_the_target(model: Any) -> None:
