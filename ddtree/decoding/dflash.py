@@ -18,6 +18,8 @@ from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require
 
 INDEX = "model.safetensors.index.json"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Of weights."""
 
 
 class TargetModel(Protocol):
@@ -76,8 +78,8 @@ class DFlashDrafter:
             target: the target that it was trained for.
 
         Raises:
-            InputError: no such checkpoint; a file, a config field or a tensor is missing, surplus or
-                of another shape; or it does not fit the target.
+            InputError: no such checkpoint; a file, a config field or a tensor is missing, surplus, not
+                finite, or of another type or shape; or it does not fit the target.
         """
         folder = checkpoint_folder(name)
         config = DFlashConfig.from_json(folder / "config.json")
@@ -179,8 +181,21 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             raise InputError(f"cannot read the drafter's weights {file}: {error}") from error
         twice = sorted(weights.keys() & part.keys())
         require(not twice, f"{file} holds {', '.join(twice)}, which another file holds too")
+        _require_sound(part, file)
         weights |= part
     return weights
+
+
+def _require_sound(weights: dict[str, Tensor], file: Path) -> None:
+    """Refuse numbers that no draft can be made with, before one is: NaN, infinity, integers."""
+    for name, tensor in weights.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        require(kind in DTYPES, f"{file}: {name} is of {kind}; expected {', '.join(DTYPES)}")
+        count = tensor.numel() - int(tensor.isfinite().sum())
+        require(
+            count == 0,
+            f"{file}: {count} of the {tensor.numel()} numbers of {name} are NaN or infinite",
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -140,6 +140,13 @@ def test_own_fields_are_read_from_both_places(tmp_path: Path) -> None:
         ({"num_target_layers": 30}, "made for 30 layers, the target has 3"),
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 3]}}, r"\[3\] outside"),
         ({"dflash_config": {"mask_token_id": 31, "target_layer_ids": [0, 2]}}, "mask_token_id 31"),
+        ({"rope_theta": None}, "lacks rope_theta; give the RoPE base that it was trained with"),
+        ({"rope_theta": None, "rope_scaling": {"rope_type": "default"}}, "lacks rope_theta"),
+        (
+            {"num_attention_heads": 3},
+            "num_attention_heads is 3, no multiple of num_key_value_heads, 2",
+        ),
+        ({"head_dim": 15}, "head_dim is 15; RoPE pairs halves"),
         ({"intermediate_size": 50}, r"has shape \[48, 32\], the config makes it \[50, 32\]"),
     ],
 )
@@ -150,6 +157,78 @@ def test_config_that_does_not_fit_is_refused(
     raw = {k: v for k, v in {**CONFIG, **change}.items() if v is not None}
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(InputError, match=message):
+        DFlashDrafter.load(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": "16"}, 'block_size is "16"; expected a whole number from 1 to 1048576'),
+        ({"block_size": 0}, "block_size is 0; expected"),
+        ({"block_size": True}, "block_size is true; expected"),
+        ({"hidden_size": 32.0}, "hidden_size is 32.0; expected"),
+        ({"num_hidden_layers": 2**40}, "num_hidden_layers is 1099511627776; expected"),
+        ({"num_target_layers": [3]}, r"num_target_layers is \[3\]; expected"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1; expected a finite number above 0"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0; expected"),
+        ({"rope_theta": float("nan")}, "rope_theta is NaN; expected"),
+        ({"rope_theta": 10**400}, r"rope_theta is 1000.*\.\.\.; expected"),
+        ({"rope_parameters": {"rope_theta": "1e6"}}, 'rope_theta is "1e6"; expected'),
+        ({"rope_scaling": ["yarn"]}, r'rope_scaling is \["yarn"\]; expected a JSON object'),
+        ({"dflash_config": 7}, "dflash_config is 7; expected a JSON object"),
+        ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id is -1; expected"),
+        ({"target_layer_ids": []}, "target_layer_ids is "),
+        ({"layer_types": "full_attention"}, 'layer_types is "full_attention"; expected a list of'),
+        ({"architectures": [None]}, r"architectures is \[null\]; expected a list of strings"),
+        ({"hidden_act": 1}, "hidden_act is 1; expected a string"),
+        ({"attention_bias": "no"}, 'attention_bias is "no"; expected true or false'),
+        (
+            {"final_logit_softcapping": {}},
+            "final_logit_softcapping is {}; expected a finite number",
+        ),
+    ],
+)
+def test_fields_of_another_type_are_named(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """The file, the field, what it holds and what is wanted."""
+    path, own = tmp_path / "config.json", CONFIG["dflash_config"]
+    if "target_layer_ids" in change:
+        change, own = {"dflash_config": {**own, **change}}, {}
+    path.write_text(json.dumps({**CONFIG, **change}))
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
+        DFlashConfig.from_json(path)
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "null", '"config"'])
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    """The file is named."""
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"{path} holds .*; expected a JSON object"):
+        DFlashConfig.from_json(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (float("nan"), "1 of the 2048 numbers of fc.weight are NaN or infinite"),
+        (float("-inf"), "1 of the 2048 numbers"),
+        (None, "fc.weight is of int64; expected float32, bfloat16"),
+    ],
+)
+def test_weights_that_no_draft_can_be_made_with_are_refused(
+    folder: Path, target: HFTarget, value: float | None, message: str
+) -> None:
+    """At loading, with the file and the tensor."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    if value is None:
+        weights["fc.weight"] = weights["fc.weight"].long()
+    else:
+        weights["fc.weight"][3, 5] = value
+    save_file(weights, file)
+    with pytest.raises(InputError, match=f"^{file}: {message}"):
         DFlashDrafter.load(folder, target)
 
 

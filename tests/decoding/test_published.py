@@ -258,7 +258,7 @@ def test_a_checkpoint_loads_by_hub_name(
     assert DFlashDrafter.load("z-lab/Qwen3-4B-DFlash-b16", target).block_size == 16
     with pytest.raises(InputError, match="hf download z-lab/none"):
         DFlashDrafter.load("z-lab/none", target)
-    with pytest.raises(InputError, match="'not a name' is neither a folder nor"):
+    with pytest.raises(InputError, match="'not a name' is neither 'embedded' nor a folder nor"):
         DFlashDrafter.load("not a name", target)
 
 
