@@ -42,6 +42,19 @@ def require_number(name: str, value: Any) -> None:
         raise InputError(f"{name} is {given(value)}; expected a finite number")
 
 
+def require_text(name: str, text: str) -> None:
+    """Refuse a string that is no Unicode text: no tokenizer, file or terminal takes half a surrogate pair."""
+    at = next((i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
+    if at is not None:
+        code = ord(text[at])
+        # how Python keeps a byte of the command line that it could not decode
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        what = (
+            f"the byte 0x{code - 0xDC00:02x}" if is_byte else f"half a surrogate pair, U+{code:04X}"
+        )
+        raise InputError(f"{name} is not UTF-8: character {at} is {what}")
+
+
 def _is_a(kind: type, value: Any) -> bool:
     """Whether a value is a number of that kind, as True and False are not."""
     return isinstance(value, kind) and not isinstance(value, bool)

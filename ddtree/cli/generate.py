@@ -1,5 +1,6 @@
 """``ddtree generate``: decode by draft trees, and show what the trees were worth."""
 
+import codecs
 import json
 import sys
 from collections import Counter
@@ -29,6 +30,7 @@ from ddtree.cli.options import (
     TopK,
     budget_of,
     given_options,
+    is_text,
     refuse_given,
     topk_of,
     within,
@@ -68,7 +70,8 @@ PAIR = ("target", "draft", "block_size", "device", "dtype", "attention")
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="The texts to answer or to continue.")
+        list[str] | None,
+        typer.Argument(callback=is_text, help="The texts to answer or to continue."),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -94,7 +97,10 @@ def generate(
     ] = 8,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Text that ends the answer, and is cut off it; repeat it for several."),
+        typer.Option(
+            callback=is_text,
+            help="Text that ends the answer, and is cut off it; repeat it for several.",
+        ),
     ] = None,
     temperature: Annotated[
         float,
@@ -175,24 +181,29 @@ def generate(
     texts = [*(prompt or ()), *(read_prompts(prompts) if prompts else ())]
     if not texts:
         fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
+    strings = tuple(stop or ())
     from ddtree import invariants
     from ddtree.cli.models import load_pair, tuned
     from ddtree.decoding.completion import processors_of
-    from ddtree.decoding.stops import Stops
+    from ddtree.decoding.stops import Stops, require_strings
     from ddtree.spec.sampling import Sampling
 
+    require_strings(strings)
     pair = load_pair(target, draft, block_size, attention, device, dtype)
     if most is None:
         batch = min(batch_size, len(texts))
         command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
         best = tuned(pair, block_size, batch, command)
         most, kept = best.budget, best.topk
-    stops = Stops(pair.stop_ids, tuple(stop or ()), pair.text)
+    stops = Stops(pair.stop_ids, strings, pair.text)
     is_shown = len(texts) == 1 and not as_json
     run = Run(
         pair,
         stops,
-        [Written(text, pair.encode(text, chat), stops, is_shown=is_shown) for text in texts],
+        [
+            Written(text, ids, stops, is_shown=is_shown)
+            for text, ids in zip(texts, pair.encode(texts, chat), strict=True)
+        ],
         max_new_tokens,
         processors_of(repetition_penalty),
     )
@@ -205,6 +216,11 @@ def generate(
             _compare(run)
     except KeyboardInterrupt:
         why = INTERRUPTION
+    except Exception:
+        for one in run.written:
+            if one.token_ids:
+                one.end()  # what is said of it begins on a line of its own
+        raise
     for one in run.written:
         one.end()
     if why == INTERRUPTION:
@@ -239,7 +255,7 @@ def generate(
 
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a file, empty lines left out; leaves where a line of JSON is none."""
-    content = path.read_bytes()
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # editors of Windows put it there
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -248,7 +264,13 @@ def read_prompts(path: Path) -> list[str]:
             f"{path}, line {number}: not UTF-8 ({error.reason})",
             f"convert it: iconv -f latin1 -t utf-8 {path} > utf8{path.suffix}",
         )
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    from ddtree.spec.errors import InputError, require_text
+
+    lines = [
+        (number, line)
+        for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1)
+        if line.strip()
+    ]
     if path.suffix != ".jsonl":
         return [line for _, line in lines]
     prompts = []
@@ -263,6 +285,10 @@ def read_prompts(path: Path) -> list[str]:
                 f'{path}, line {number}: neither a string nor an object with a string "prompt"',
                 WANTED,
             )
+        try:
+            require_text(f"{path}, line {number}: it", value)  # JSON may escape what is no text
+        except InputError as error:
+            fail(str(error), WANTED)
         prompts.append(value)
     return prompts
 

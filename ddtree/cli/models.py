@@ -51,23 +51,20 @@ class Pair:
         more = [HFTarget(self.plain.model, attention=self.plain.attention) for _ in others]
         return SeparateTargets([self.plain, *more])
 
-    def encode(self, prompt: str, chat: bool | None) -> "Tensor":
-        """Token ids [n] of the prompt; ``chat`` None: in the chat template where there is one."""
-        import torch
+    def encode(self, prompts: Sequence[str], chat: bool | None) -> "list[Tensor]":
+        """Token ids [n] of each prompt; ``chat`` None: in the chat template where there is one."""
+        from ddtree.decoding.completion import encode_all
+        from ddtree.spec.errors import InputError
 
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         if chat and not has_template:
             fail("this target's tokenizer has no chat template", "use --raw")
-        if has_template if chat is None else chat:
-            prompt = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        else:
-            ids = self.tokenizer(prompt)["input_ids"]
-        if not ids:
-            fail("the prompt is empty: it has no token", "give some text")
-        return torch.tensor(ids)
+        in_template = has_template if chat is None else chat
+        turns = [[{"role": "user", "content": text}] for text in prompts]
+        try:
+            return encode_all(self.tokenizer, turns if in_template else prompts)
+        except InputError as error:
+            fail(str(error), "use --raw" if in_template else "give some text")
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The tokens as text, special ones left out."""

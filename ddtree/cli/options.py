@@ -37,6 +37,28 @@ def one_of(*words: str) -> Callable[[str], str]:
     return check
 
 
+def is_text(value: str | list[str] | None) -> str | list[str] | None:
+    """A callback that refuses arguments with bytes that are not UTF-8."""
+    texts = [value] if isinstance(value, str) else value or []
+    if not all(map(_is_utf8, texts)):
+        from ddtree.spec.errors import InputError, require_text
+
+        try:
+            for i, text in enumerate(texts):
+                require_text("it" if len(texts) == 1 else f"number {i}", text)
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from error
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 Target = Annotated[
     str,
     typer.Option(
@@ -125,7 +147,8 @@ Json = Annotated[
     typer.Option(
         "--json",
         callback=_keep_stdout,
-        help="Print one JSON object on stdout, nothing else; what else prints goes to stderr.",
+        help="Print one JSON object on stdout, nothing else; what else prints goes to stderr, errors too: "
+        "stdout is empty where the request is refused (exit code 2).",
     ),
 ]
 Chat = Annotated[
@@ -145,7 +168,8 @@ Prefix = Annotated[
     ),
 ]
 Prompt = Annotated[
-    str | None, typer.Option(help="Take the call from a real generation from this prompt.")
+    str | None,
+    typer.Option(callback=is_text, help="Take the call from a real generation from this prompt."),
 ]
 WhichRound = Annotated[
     int,

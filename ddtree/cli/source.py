@@ -211,7 +211,7 @@ class Wanted:
             call = made_up_call(lens, self.budget, topk, block_size, self.seed)
             return (call.broken_by(fault) if fault else call), None
         pair = load_pair(self.target, self.draft, self.block_size)
-        ids = pair.encode(self.prompt, self.chat)
+        (ids,) = pair.encode([self.prompt], self.chat)
         with progress(f"generating up to verify call {self.which_round}"):
             call = recorded_call(pair, ids, self.which_round, self.budget, topk)
         return (call.broken_by(fault) if fault else call), pair.token_text

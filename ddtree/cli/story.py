@@ -72,7 +72,7 @@ class Story:
         self.max_new_tokens = max_new_tokens
         self.say: Callable[[str], None] = lambda _: None
         """Told each run of a part before it begins."""
-        self.prompt_ids = pair.encode(PROMPT, chat=False)
+        (self.prompt_ids,) = pair.encode([PROMPT], chat=False)
         pair.plain.reset()
         self.prompt_logits = pair.plain.prefill(self.prompt_ids)
 

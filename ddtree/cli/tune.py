@@ -134,7 +134,7 @@ def tune(
     pair = load_pair(target, draft, block_size, attention, device, dtype)
     on_gpu = pair.plain.device.type == "cuda"
     wanted = wanted or (tuning.BUDGETS_CUDA if on_gpu else tuning.BUDGETS)
-    ids = [pair.encode(text, chat) for text in texts or tuning.PROMPTS]
+    ids = pair.encode(texts or tuning.PROMPTS, chat)
     size = max(prompt.numel() for prompt in ids) + max_new_tokens + max(wanted)
     named = block_size or NGRAM_BLOCK_SIZE
     with progress_bar() as on_progress:

@@ -22,7 +22,14 @@ from ddtree.decoding.processors import Processor
 from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import FinishReason, Stops, TextStream
 from ddtree.decoding.target import HFTarget
-from ddtree.spec.errors import InputError, given, require, require_int, require_number
+from ddtree.spec.errors import (
+    InputError,
+    given,
+    require,
+    require_int,
+    require_number,
+    require_text,
+)
 from ddtree.spec.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -129,7 +136,7 @@ def generate(
     require_int("max_new_tokens", max_new_tokens, 1)
     if budget != "auto":
         require_int("budget", budget, 0)
-    ids = [encode(tokenizer, prompt) for prompt in prompts_of(prompts)]
+    ids = encode_all(tokenizer, prompts_of(prompts))
     if not ids:
         return []
     attention = attention_of(model, attention)
@@ -168,39 +175,51 @@ def generate(
     ]
 
 
-def encode(tokenizer: Any, prompt: Any) -> Int64[Tensor, " n"]:
-    """The token ids of a ``Prompt``.
+def encode_all(tokenizer: Any, prompts: Sequence[Any]) -> list[Int64[Tensor, " n"]]:
+    """The token ids of each; an error says which of several it is."""
+    one = len(prompts) == 1
+    return [
+        encode(tokenizer, prompt, "the prompt" if one else f"prompt {i}")
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def encode(tokenizer: Any, prompt: Any, name: str = "the prompt") -> Int64[Tensor, " n"]:
+    """The token ids of a ``Prompt``; ``name`` is what errors call it.
 
     Raises:
-        InputError: a prompt of another kind, one without a token, or a chat without a template.
+        InputError: a prompt of another kind, one without a token, text that is none, or a chat without a
+            template.
     """
     if isinstance(prompt, str):
+        require_text(name, prompt)
         ids = tokenizer(prompt)["input_ids"]
     elif isinstance(prompt, Tensor):
         require(
             prompt.numel() == prompt.shape[-1:].numel() and not prompt.is_floating_point(),
-            f"a prompt is {given(prompt)}, {prompt.dtype}; expected the token ids of one prompt, integers of "
+            f"{name} is {given(prompt)}, {prompt.dtype}; expected the token ids of one prompt, integers of "
             "shape [n]; several prompts are a list",
         )
         ids = prompt.flatten().tolist()
     elif _is_chat(prompt):
         require(
             bool(getattr(tokenizer, "chat_template", None)),
-            "the prompt is a chat, and the tokenizer has no chat template: give its text",
+            f"{name} is a chat, and the tokenizer has no chat template: give its text",
         )
-        text = _templated(tokenizer, prompt)
+        text = _templated(tokenizer, prompt, name)
+        require_text(f"{name}, a chat,", text)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         ids = list(prompt)
     else:
         raise InputError(
-            f"a prompt is {given(prompt)}; expected a text, token ids, or messages of a chat"
+            f"{name} is {given(prompt)}; expected a text, token ids, or messages of a chat"
         )
-    require(bool(ids), "the prompt is empty: it has no token")
+    require(bool(ids), f"{name} is empty: it has no token")
     return torch.tensor(ids)
 
 
-def _templated(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> str:
+def _templated(tokenizer: Any, chat: Sequence[Mapping[str, Any]], name: str) -> str:
     """A chat as the tokenizer's template writes it.
 
     Raises:
@@ -210,13 +229,13 @@ def _templated(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> str:
         names = ", ".join(map(repr, message)) or "nothing"
         require(
             "role" in message,
-            f"message {i} of a chat holds {names}; expected {{'role': 'user', 'content': ...}}",
+            f"message {i} of {name}, a chat, holds {names}; expected {{'role': 'user', 'content': ...}}",
         )
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # a template is a program of the model's
         raise InputError(
-            "the tokenizer's chat template cannot write the prompt: "
+            f"the tokenizer's chat template cannot write {name}: "
             f"{type(error).__name__}: {error}; expected messages {{'role': ..., 'content': ...}}"
         ) from error
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ddtree.spec.errors import require
+from ddtree.spec.errors import require, require_text
 
 FinishReason = Literal["length", "stop_token", "stop_string"]
 Decode = Callable[[Sequence[int]], str]
@@ -27,12 +27,10 @@ class Stops:
         """Refuse strings that cannot be found.
 
         Raises:
-            InputError: an empty string, one with U+FFFD, or strings without ``decode``.
+            InputError: as ``require_strings``, or strings without ``decode``.
         """
         require(not self.strings or self.decode is not None, "stop strings need a decode function")
-        for string in self.strings:
-            require(bool(string), "a stop string is empty: it would stop every text")
-            require(BROKEN_BYTES not in string, f"the stop string {string!r} holds U+FFFD")
+        require_strings(self.strings)
 
     @classmethod
     def of(cls, stops: "Stops | Collection[int]") -> "Stops":
@@ -82,6 +80,18 @@ class Stops:
             return None
         text = self.decode(tokens)
         return min((at for string in self.strings if (at := text.find(string)) >= 0), default=None)
+
+
+def require_strings(strings: Sequence[str]) -> None:
+    """Refuse stop strings that cannot be found.
+
+    Raises:
+        InputError: an empty string, one with U+FFFD, or one that is no text.
+    """
+    for string in strings:
+        require(bool(string), "a stop string is empty: it would stop every text")
+        require(BROKEN_BYTES not in string, f"the stop string {string!r} holds U+FFFD")
+        require_text(f"the stop string {string!r}", string)
 
 
 class TextStream:

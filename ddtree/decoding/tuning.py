@@ -26,7 +26,7 @@ from ddtree.decoding.completion import (
     attention_of,
     batch_target,
     drafter_of,
-    encode,
+    encode_all,
     prompts_of,
 )
 from ddtree.decoding.drafter import Drafter
@@ -110,7 +110,7 @@ def tune(
     if budgets is None:
         budgets = BUDGETS_CUDA if model.device.type == "cuda" else BUDGETS
     require(bool(budgets), "there is no budget to measure")
-    ids = [encode(tokenizer, p) for p in default_prompts(tokenizer, prompts)]
+    ids = encode_all(tokenizer, default_prompts(tokenizer, prompts))
     attention = attention_of(model, attention)
     size = max(prompt.numel() for prompt in ids) + max_new_tokens + max(budgets)
     target, one = batch_target(model, batch_size, attention, size)

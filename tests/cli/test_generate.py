@@ -19,6 +19,7 @@ from ddtree.cli.models import load_pair
 from ddtree.decoding import Comparison, DFlashDrafter, Stops
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
+from ddtree.spec import InputError
 from tests.cli.conftest import Run
 from tests.decoding.test_dflash import CONFIG
 from tests.decoding.tiny import tiny_model
@@ -82,10 +83,34 @@ def test_chat_without_a_template_is_refused(run: Run, tiny_folder: Path) -> None
 
 
 def test_an_empty_prompt_is_refused(run: Run, tiny_folder: Path) -> None:
-    """A model cannot start from nothing."""
+    """A model cannot start from nothing; of several it is told which."""
     result = run("generate", "", "--target", tiny_folder)
     assert result.exit_code == 2
     assert "the prompt is empty" in result.stderr
+    result = run("generate", "a", "", "--target", tiny_folder)
+    assert result.exit_code == 2
+    assert "error: prompt 1 is empty: it has no token\nnext: give some text" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("generate", "\udcff bad"), "it is not UTF-8: character 0 is the byte 0xff"),
+        (("generate", "a", "b\udce9"), "number 1 is not UTF-8: character 1 is the byte 0xe9"),
+        (("generate", "a", "--stop", "\udcff"), "it is not UTF-8: character 0 is the byte 0xff"),
+        (("generate", "a", "--stop", ""), "a stop string is empty"),
+        (("show", "--prompt", "\udcff"), "it is not UTF-8: character 0 is the byte 0xff"),
+        (("dump", "x.npz", "--prompt", "\udcff"), "it is not UTF-8: character 0 is the byte 0xff"),
+    ],
+)
+def test_texts_that_are_none_are_refused_before_loading(
+    run: Run, args: tuple[str, ...], message: str
+) -> None:
+    """Bytes of the command line that are not UTF-8 come as half surrogate pairs; exit code 2."""
+    result = run(*args, "--target", "embedded")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in " ".join(result.stderr.split())
+    assert "loading" not in result.stderr
 
 
 def test_more_tokens_than_the_context_are_refused(run: Run, tiny_folder: Path) -> None:
@@ -182,6 +207,28 @@ def test_an_interruption_tells_what_there_is(
     assert one["token_ids"] == whole["token_ids"][: len(one["token_ids"])]
     assert len(one["rounds"]) == 2
     assert (one["finish_reason"], whole["finish_reason"]) == (None, "length")
+
+
+def test_an_error_in_a_text_begins_a_line(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text that has come stands whole above it."""
+    good = load_pair(str(tiny_folder), "ngram", 8)
+    passes, left = good.plain.forward, 2
+
+    def forward(*given: Any) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise InputError("nothing more")
+        return passes(*given)
+
+    monkeypatch.setattr(good.plain, "forward", forward)
+    monkeypatch.setattr(models, "load_pair", lambda *_: good)
+    result = run("generate", PROMPT, "--target", tiny_folder)
+    assert result.exit_code == 2
+    assert result.stdout.strip() and result.stdout.endswith("\n")
+    assert f"{result.stdout}error: nothing more\n" in result.output
 
 
 @pytest.fixture
@@ -293,17 +340,21 @@ def test_prompts_come_from_files(run: Run, tiny_folder: Path, tmp_path: Path) ->
     lines, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
     lines.write_text("a b\n\nc d\n")
     objects.write_text('{"prompt": "a b", "id": 3}\n"c\\nd"\n')
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes("\ufeffa\u2028b\r\n\r\nc d\r\n".encode())
     args = ("--target", tiny_folder, "--max-new-tokens", 2, "--no-compare", "--json")
     for given, expected in (
         ((lines,), ["a b", "c d"]),
         ((objects,), ["a b", "c\nd"]),
         ((lines, "e"), ["e", "a b", "c d"]),
+        ((marked,), ["a\u2028b", "c d"]),
     ):
         report = json.loads(run("generate", "--prompts", *given, *args).stdout)
         assert [one["prompt"] for one in report["requests"]] == expected
     for text, reason in (
         ('"a"\n{"text": "b"}\n', "line 2: neither a string nor an object"),
         ("a b", "line 1: not JSON"),
+        ('"a"\n"\\ud83d"', "line 2: it is not UTF-8: character 0 is half a surrogate pair, U+D83D"),
     ):
         objects.write_text(text)
         result = run("generate", "--prompts", objects, *args)

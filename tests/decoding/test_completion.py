@@ -80,12 +80,21 @@ def test_prompts_of_every_kind(model: Any, tokenizer: Any) -> None:
     assert ddtree.generate(model, tokenizer, [], **options) == []
     for bad, reason in (
         ("", "the prompt is empty"),
-        (["abc", ""], "the prompt is empty"),
-        ([3.5], "a prompt is 3.5; expected"),
+        (["abc", ""], "prompt 1 is empty"),
+        ("ab\ud83d", r"the prompt is not UTF-8: character 2 is half a surrogate pair, U\+D83D"),
+        (["abc", "\udcff"], "prompt 1 is not UTF-8: character 0 is the byte 0xff"),
+        ([{"role": "user", "content": "\ud83d"}], "the prompt, a chat, is not UTF-8: character 6"),
+        ([3.5], "the prompt is 3.5; expected"),
         (7, "prompts is 7; expected"),
-        ([{"a": 1}], "message 0 of a chat holds 'a'; expected {'role': 'user', 'content'"),
+        (
+            [{"a": 1}],
+            "message 0 of the prompt, a chat, holds 'a'; expected {'role': 'user', 'content'",
+        ),
         ([[{"role": "user"}]], "chat template cannot write the prompt: UndefinedError"),
-        ([torch.ones(2, 3).long()], r"a prompt is a Tensor of shape \[2, 3\].*several prompts are"),
+        (
+            [torch.ones(2, 3).long()],
+            r"the prompt is a Tensor of shape \[2, 3\].*several prompts are",
+        ),
         (torch.ones(3), r"torch.float32; expected the token ids of one prompt, integers of shape"),
     ):
         with pytest.raises(InputError, match=reason):
@@ -157,6 +166,7 @@ def test_drafters_by_name_and_by_hand(tokenizer: Any, model: Any, tmp_path: Path
         ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be above 0"),
         ({"seed": [1, 2]}, "2 seeds for 1 requests"),
         ({"stop": ""}, "a stop string is empty"),
+        ({"stop": ["a", "\ud83d"]}, r"the stop string '\\ud83d' is not UTF-8: character 0 is half"),
         ({"stop": 5}, "stop is 5; expected a string or a list of them"),
         ({"stop": ["a", 1]}, "stop holds 1; expected .* go into stop_token_ids"),
         (
