@@ -183,26 +183,31 @@ def generate(
         fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
     strings = tuple(stop or ())
     from ddtree import invariants
-    from ddtree.cli.models import load_pair, tuned
+    from ddtree.cli.models import load_pair, require_tuned, tuned
     from ddtree.decoding.completion import processors_of
     from ddtree.decoding.stops import Stops, require_strings
     from ddtree.spec.sampling import Sampling
 
     require_strings(strings)
-    pair = load_pair(target, draft, block_size, attention, device, dtype)
+    batch = min(batch_size, len(texts))
+    command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
+    named = (target, draft, block_size, attention, device, dtype)
     if most is None:
-        batch = min(batch_size, len(texts))
-        command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
+        require_tuned(*named, batch_size=batch, command=command)
+    pair = load_pair(*named)
+    if most is None:
         best = tuned(pair, block_size, batch, command)
         most, kept = best.budget, best.topk
     stops = Stops(pair.stop_ids, strings, pair.text)
     is_shown = len(texts) == 1 and not as_json
+    ids = pair.encode(texts, chat)
+    pair.require_room(ids, max_new_tokens)
     run = Run(
         pair,
         stops,
         [
-            Written(text, ids, stops, is_shown=is_shown)
-            for text, ids in zip(texts, pair.encode(texts, chat), strict=True)
+            Written(text, own, stops, is_shown=is_shown)
+            for text, own in zip(texts, ids, strict=True)
         ],
         max_new_tokens,
         processors_of(repetition_penalty),

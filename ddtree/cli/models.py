@@ -66,6 +66,22 @@ class Pair:
         except InputError as error:
             fail(str(error), "use --raw" if in_template else "give some text")
 
+    def require_room(self, prompts: "Sequence[Tensor]", max_new_tokens: int) -> None:
+        """Leave if one of the prompts and its new tokens exceed the context."""
+        from ddtree.decoding.loop import require_lengths
+        from ddtree.spec.errors import InputError
+
+        most = self.plain.max_context
+        for i, prompt in enumerate(prompts):
+            try:
+                require_lengths(most, prompt, max_new_tokens)
+            except InputError as error:
+                which = f"prompt {i}: " if len(prompts) > 1 else ""
+                fail(
+                    f"{which}{error}",
+                    f"shorten the prompt or --max-new-tokens: the context is {most}",
+                )
+
     def text(self, token_ids: Sequence[int]) -> str:
         """The tokens as text, special ones left out."""
         from ddtree.decoding.completion import decoder
@@ -115,15 +131,10 @@ def load_pair(
     ``"reference"``, ``"paged"`` or ``"auto"``; ``dtype`` a name of torch's.
     """
     need("models", "transformers", "gguf", "tokenizers")
-    if draft_name == AUTO:
-        # only prompt lookup takes any block size
-        is_trained = target_name == "embedded" and block_size is None
-        draft_name = "embedded" if is_trained else "ngram"
+    draft_name, attention = _meant(target_name, draft_name, block_size, attention, device)
     if draft_name != "ngram":
-        _require_drafter(draft_name)
+        _require_drafter(draft_name, block_size)
     _require_device(device)
-    if attention == "auto":
-        attention = "paged" if device.startswith("cuda") else "dense"
     if attention == "paged":
         need("kernels", "triton")
     with progress("loading the target") as say:
@@ -142,8 +153,49 @@ def load_pair(
         except InputError as error:
             fail(str(error), _other_target(target_name))
         plain = HFTarget(model, attention="reference" if attention == "reference" else "dense")
-        drafter = _load_drafter(draft_name, plain, block_size)
+        try:
+            drafter = _load_drafter(draft_name, plain, block_size)
+        except InputError as error:
+            fail(str(error), _other_drafter(draft_name))
     return Pair(plain, drafter, tokenizer, stop_ids_of(model), draft_name, attention)
+
+
+def _meant(
+    target: str, draft: str, block_size: int | None, attention: str, device: str
+) -> tuple[str, str]:
+    """Drafter and attention, where they were left to us."""
+    if draft == AUTO:
+        # only prompt lookup takes any block size
+        draft = "embedded" if target == "embedded" and block_size is None else "ngram"
+    if attention == AUTO:
+        attention = "paged" if device.startswith("cuda") else "dense"
+    return draft, attention
+
+
+def require_tuned(
+    target: str,
+    draft: str,
+    block_size: int | None,
+    attention: str,
+    device: str,
+    dtype: str,
+    *,
+    batch_size: int,
+    command: str,
+) -> None:
+    """Leave, before anything is loaded, if it is known already that ``tuned`` will find nothing."""
+    need("models", "transformers", "gguf", "tokenizers")
+    from ddtree.decoding.tuning_results import absent, find, key_of_names
+
+    draft, attention = _meant(target, draft, block_size, attention, device)
+    _require_device(device)
+    named = block_size or NGRAM_BLOCK_SIZE
+    key = key_of_names(target, draft, device, dtype, attention, batch_size, named)
+    if key is not None and find(key) is None:
+        fail(absent(key), f"{MEASURE}: {command}")
+
+
+MEASURE = "measure once, which takes about a minute"
 
 
 def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> "Rate":
@@ -158,7 +210,7 @@ def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> 
     )
     tuning = find(key)
     if tuning is None:
-        fail(absent(key), f"measure once, which takes about a minute: {command}")
+        fail(absent(key), f"{MEASURE}: {command}")
     other = tuning.key.batch_size
     note = f" (measured at batch size {other})" if other != batch_size else ""
     stderr().print(Text(f"budget auto: {tuning}{note}"), soft_wrap=True)
@@ -167,32 +219,74 @@ def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> 
     return tuning.best
 
 
-def _require_drafter(name: str) -> None:
-    """Leave if there is no such checkpoint, before the target takes its time to load."""
+def _require_drafter(name: str, block_size: int | None) -> None:
+    """Leave if there is no such checkpoint or it is another one, before the target takes its time to load."""
     from ddtree.decoding.dflash import checkpoint_folder
+    from ddtree.decoding.dflash_config import DFlashConfig
     from ddtree.spec.errors import InputError
 
     try:
-        checkpoint_folder(name)
+        folder = checkpoint_folder(name)
     except InputError:
         fail(
             f"--draft {name!r} is neither 'embedded' nor 'ngram' nor a folder nor a model in the local "
             "Hugging Face cache",
-            "give the folder of a DFlash checkpoint (config.json and *.safetensors), or fetch one: "
-            f"hf download {name}",
+            _other_name("--draft", name, ["embedded", "ngram", AUTO])
+            or _others(
+                name,
+                "--draft embedded or ngram, or the folder of a DFlash checkpoint (config.json and "
+                "*.safetensors)",
+            ),
         )
+    try:
+        trained = DFlashConfig.from_json(folder / "config.json").block_size
+    except InputError as error:
+        fail(str(error), _other_drafter(name))
+    if block_size not in {None, trained}:
+        fail(
+            f"--block-size is {block_size}, the checkpoint was trained with {trained}",
+            "leave --block-size out, or take prompt lookup: --draft ngram",
+        )
+
+
+def _other_drafter(name: str) -> str:
+    """What to do where a drafter cannot be loaded, or not for this target."""
+    from ddtree.decoding.embedded import is_path
+
+    if name == "embedded":
+        anew = "install ddtree anew"
+    elif is_path(name) or Path(name).exists():
+        anew = "copy or download its folder anew"
+    else:
+        anew = f"fetch it anew: hf download --force-download {name}"
+    return (
+        f"if the checkpoint is damaged, {anew}; if it is of another target, take one of this target's, or "
+        "prompt lookup: --draft ngram"
+    )
 
 
 def _other_target(name: str) -> str:
     """What to do where a target cannot be loaded."""
     if name == "embedded":
         return "mend that, or give another model: --target FOLDER"
-    if get_close_matches(name, ["embedded"]):
-        return "did you mean --target embedded?"
-    others = "--target embedded, or the folder of a Transformers model, or a .gguf file"
-    if name.startswith((".", "~", "/")) or Path(name).exists() or name.endswith(".gguf"):
-        return f"give {others}"
-    return f"give {others}; or fetch this one: hf download {name}"
+    return _other_name("--target", name, ["embedded"]) or _others(
+        name, "--target embedded, or the folder of a Transformers model, or a .gguf file"
+    )
+
+
+def _other_name(option: str, name: str, names: Sequence[str]) -> str:
+    """The name that was meant, if it is nearly that."""
+    near = get_close_matches(name, names, n=1)
+    return f"did you mean {option} {near[0]}?" if near else ""
+
+
+def _others(name: str, what: str) -> str:
+    """What else can be given; a name that a hub may know can be fetched."""
+    from ddtree.decoding.embedded import is_path
+
+    if is_path(name) or Path(name).exists():
+        return f"give {what}"
+    return f"give {what}; or fetch this one: hf download {name}"
 
 
 def _require_device(device: str) -> None:
@@ -214,10 +308,4 @@ def _load_drafter(name: str, target: "HFTarget", block_size: int | None) -> "Dra
         return NGramDrafter(target.vocab_size, block_size or NGRAM_BLOCK_SIZE)
     from ddtree.decoding.dflash import DFlashDrafter
 
-    drafter = DFlashDrafter.load(name, target)
-    if block_size not in {None, drafter.block_size}:
-        fail(
-            f"--block-size is {block_size}, the checkpoint was trained with {drafter.block_size}",
-            "leave --block-size out, or take prompt lookup: --draft ngram",
-        )
-    return drafter
+    return DFlashDrafter.load(name, target)

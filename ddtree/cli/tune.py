@@ -135,6 +135,7 @@ def tune(
     on_gpu = pair.plain.device.type == "cuda"
     wanted = wanted or (tuning.BUDGETS_CUDA if on_gpu else tuning.BUDGETS)
     ids = pair.encode(texts or tuning.PROMPTS, chat)
+    pair.require_room(ids, max_new_tokens)
     size = max(prompt.numel() for prompt in ids) + max_new_tokens + max(wanted)
     named = block_size or NGRAM_BLOCK_SIZE
     with progress_bar() as on_progress:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
-from ddtree.decoding.embedded import EMBEDDED_DRAFTER
+from ddtree.decoding.embedded import EMBEDDED_DRAFTER, is_path
 from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require
 
@@ -161,8 +161,8 @@ def checkpoint_folder(name: str | Path) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    is_path = isinstance(name, Path) or folder.is_absolute() or name.startswith((".", "~"))
-    require(not is_path and not folder.exists(), f"no drafter folder {folder}")
+    is_place = isinstance(name, Path) or is_path(name) or folder.exists()
+    require(not is_place, f"no drafter folder {folder}")
     try:
         return Path(snapshot_download(str(name), local_files_only=True))
     except (OSError, ValueError) as error:

@@ -66,11 +66,17 @@ def load_target(
             model, tokenizer = _from_gguf(path, dtype, say)
         elif path.exists():
             raise InputError(f"target {name!r} is a file, but not a .gguf file")
-        elif path.is_absolute() or name.startswith((".", "~")) or path.suffix == ".gguf":
+        elif is_path(name):
             raise InputError(f"target {name!r}: no such file or folder")
         else:
             model, tokenizer = _from_hub_cache(name, dtype, say)
     return model.to(device).eval(), tokenizer
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be a place on this machine: a model of a hub has one slash at most."""
+    starts_as_one = name.startswith((".", "~")) or Path(name).is_absolute()
+    return starts_as_one or name.count("/") > 1 or name.endswith(".gguf")
 
 
 def embedded_gguf() -> Path:
@@ -87,8 +93,8 @@ def embedded_folder(on_progress: Progress | None = None) -> Path:
     """Folder with the embedded model in float32, built on first use and rebuilt when damaged."""
     say = on_progress or (lambda _: None)
     gguf = embedded_gguf()
-    home = cache_home()
-    folder = home / f"smollm2-135m-instruct-{_sha256(gguf)[:12]}-v{FORMAT}"
+    folder = folder_of(gguf)
+    home = folder.parent
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / "lock"):
@@ -100,6 +106,11 @@ def embedded_folder(on_progress: Progress | None = None) -> Path:
             f"cannot write the cache folder {home}: {error}; set XDG_CACHE_HOME to another place"
         ) from error
     return folder
+
+
+def folder_of(gguf: Path) -> Path:
+    """Where the model of a GGUF file is kept, whether or not it is there yet."""
+    return cache_home() / f"smollm2-135m-instruct-{_sha256(gguf)[:12]}-v{FORMAT}"
 
 
 def cache_home() -> Path:

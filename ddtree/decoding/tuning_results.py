@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ddtree.decoding.embedded import EMBEDDED_DRAFTER, cache_home
+from ddtree.decoding.embedded import EMBEDDED_DRAFTER, cache_home, embedded_gguf, folder_of
 from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
 
@@ -329,6 +329,39 @@ def key_of(
         drafter=drafter_name(drafter, block_size),
         device=device_name(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
+        attention=attention,
+        batch_size=batch_size,
+    )
+
+
+def key_of_names(
+    target: str,
+    drafter: str,
+    device: str,
+    dtype: str,
+    attention: str,
+    batch_size: int,
+    block_size: int,
+) -> Key | None:
+    """``key_of`` without the model; None where its name is not known before it is loaded.
+
+    Args:
+        target: as ``load_target`` takes it.
+        drafter: a name, or a checkpoint's folder.
+        device: torch's name of it.
+        dtype: torch's name of the weights' dtype.
+        attention: ``"dense"`` or ``"paged"``.
+        batch_size: requests that are decoded at once.
+        block_size: the n-gram drafter's.
+    """
+    path = folder_of(embedded_gguf()) if target == "embedded" else Path(target).expanduser()
+    if path.is_file():
+        return None
+    return Key(
+        target=str(path.resolve()) if path.exists() else target,
+        drafter=drafter_name(drafter, block_size),
+        device=device_name(torch.device(device)),
+        dtype=dtype,
         attention=attention,
         batch_size=batch_size,
     )

@@ -19,6 +19,7 @@ from ddtree.cli.models import load_pair
 from ddtree.decoding import Comparison, DFlashDrafter, Stops
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
+from ddtree.decoding.tuning_results import key_of, key_of_names
 from ddtree.spec import InputError
 from tests.cli.conftest import Run
 from tests.decoding.test_dflash import CONFIG
@@ -118,7 +119,10 @@ def test_more_tokens_than_the_context_are_refused(run: Run, tiny_folder: Path) -
     result = run("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 1000)
     assert result.exit_code == 2
     assert "10 prompt tokens and 1000 new ones make 1010" in result.stderr
+    assert "next: shorten the prompt or --max-new-tokens: the context is 128" in result.stderr
     assert result.stdout == ""
+    result = run("generate", "a", PROMPT, "--target", tiny_folder, "--max-new-tokens", 120)
+    assert "error: prompt 1: 10 prompt tokens and 120 new ones" in result.stderr
 
 
 @pytest.mark.parametrize(("is_tie", "code"), [(True, 0), (False, 1)])
@@ -260,6 +264,41 @@ def test_another_block_size_than_the_checkpoints_is_refused(
     assert result.exit_code == 2
     assert "--block-size is 8, the checkpoint was trained with 6" in result.stderr
     assert "leave --block-size out" in result.stderr
+    assert "loading" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("embeded", "did you mean --draft embedded?"),
+        ("n-gram", "did you mean --draft ngram?"),
+        ("/nonexistent/x", "(config.json and *.safetensors)"),
+        ("a/b/c", "(config.json and *.safetensors)"),
+        ("a/b", "or fetch this one: hf download a/b"),
+    ],
+)
+def test_a_drafter_that_is_none_has_a_next_step(run: Run, name: str, step: str) -> None:
+    """Before anything is loaded: what was meant, what can be given, what can be fetched."""
+    result = run("generate", "x", "--draft", name)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: --draft {name!r} is neither")
+    assert result.stderr.endswith(f"{step}\n")
+
+
+def test_a_damaged_drafter_is_told_where_to_get_anew(
+    run: Run, tiny_folder: Path, dflash_folder: Path
+) -> None:
+    """Its config before the target is loaded, its weights after."""
+    args = ("generate", PROMPT, "--target", tiny_folder, "--draft", dflash_folder)
+    (dflash_folder / "model.safetensors").write_bytes(b"damaged")
+    result = run(*args)
+    assert result.exit_code == 2
+    assert "cannot read the drafter's weights" in result.stderr
+    assert "next: if the checkpoint is damaged, copy or download its folder anew" in result.stderr
+    (dflash_folder / "config.json").write_text("[]")
+    result = run(*args)
+    assert (result.exit_code, "loading" in result.stderr) == (2, False)
+    assert "expected a JSON object\nnext: if the checkpoint is damaged" in result.stderr
 
 
 def test_debug_stops_the_founding_bug(
@@ -453,5 +492,7 @@ def test_auto_is_the_trained_one_for_the_embedded_target(tiny_folder: Path) -> N
     """Other targets, and a block size of one's own, take prompt lookup."""
     pair = load_pair("embedded", "auto", None)
     assert pair.draft == "embedded" and isinstance(pair.drafter, DFlashDrafter)
+    known = key_of_names("embedded", "embedded", "cpu", "float32", "dense", 1, 8)
+    assert known == key_of(pair.plain.model, "embedded", "dense", 1, 8)  # before it is loaded
     assert load_pair("embedded", "auto", 8).draft == "ngram"
     assert load_pair(str(tiny_folder), "auto", None).draft == "ngram"

@@ -60,6 +60,7 @@ def test_auto_needs_a_result_and_uses_it(
     result = run(*args, "--max-new-tokens", 12)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "needs measurements, and none are stored for" in result.stderr
+    assert "loading" not in result.stderr
     said = " ".join(result.stderr.split())
     assert f"ddtree tune --target {tiny_folder} --batch-size 1" in said
 
