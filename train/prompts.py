@@ -70,13 +70,22 @@ def build(
 
     Returns:
         What is in the file.
+
+    Raises:
+        InputError: something is missing; all of it is told, before anything is done.
     """
-    evaluation = evaluation_prompts()
+    shares = shares or SHARES
+    lacks = sources.lacking([*shares], debian)
+    try:
+        evaluation = evaluation_prompts()
+    except InputError as error:
+        lacks.append(str(error))
+    require(not lacks, "; ".join(lacks))
     held_out = guard(evaluation)
     chance = random.Random(seed)
     kept: dict[Prompt, None] = {}
     refused = 0
-    for name, share in (shares or SHARES).items():
+    for name, share in shares.items():
         wanted = round(count * share)
         stream = _source(name, random.Random(f"{seed} {name}"), debian)
         taken = 0
@@ -111,8 +120,6 @@ def build(
 
 
 def _source(name: str, chance: random.Random, debian: Path | None) -> Iterator[Prompt]:
-    if name in {"documents", "topics"} and debian is None:
-        raise InputError(f"the source {name} needs --debian, a folder of unpacked packages")
     match name:
         case "functions":
             return sources.python_functions(chance)

@@ -8,9 +8,10 @@ import ast
 import gzip
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from ddtree.spec.errors import InputError
 from train.held_out import Prompt
@@ -25,6 +26,29 @@ LICENCES = {
     "itself": "the target's own text from no prompt, or its own question",
 }
 MOST_CHARACTERS = 700
+
+
+def lacking(names: Sequence[str], debian: Path | None) -> list[str]:
+    """What the sources of these names need and is not here, each with what to do."""
+    lacks = []
+    if "reasoning" in names:
+        try:
+            _gym()
+        except InputError as error:
+            lacks.append(str(error))
+    held = {
+        "documents": ("*.rst.txt", "debian-reference.en.txt.gz"),
+        "topics": ("wordnet/data.noun",),
+    }
+    of_debian = [name for name in names if name in held]
+    if of_debian and debian is None:
+        lacks.append(f"{' and '.join(of_debian)}: --debian is not given; {_unpack(Path('debian'))}")
+    elif debian is not None:
+        # one of each is enough: the pages of a package come together
+        patterns = [pattern for name in of_debian for pattern in held[name]]
+        if not all(any(debian.rglob(pattern)) for pattern in patterns):
+            lacks.append(_no_debian(debian))
+    return lacks
 
 
 def python_functions(random: Random) -> Iterator[Prompt]:
@@ -65,14 +89,8 @@ def reasoning(random: Random) -> Iterator[Prompt]:
     Raises:
         InputError: reasoning-gym is not installed.
     """
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise InputError(
-            f"this needs reasoning-gym and what it imports; run: pip install {REASONING_GYM} ({error})"
-        ) from error
-    kinds = sorted(set(DATASETS) - {"composite"})
+    reasoning_gym, names = _gym()
+    kinds = sorted(names - {"composite"})
     while True:
         kept = []
         for kind in kinds:
@@ -252,9 +270,22 @@ def _unindent(text: str) -> str:
     return re.sub(rf"^ {{{indent}}}", "", text, flags=re.MULTILINE)
 
 
+def _gym() -> tuple[Any, set[str]]:
+    """The package reasoning-gym, and the names of its puzzles."""
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise InputError(
+            f"this needs reasoning-gym and what it imports; run: pip install {REASONING_GYM} ({error})"
+        ) from error
+    return reasoning_gym, set(DATASETS)
+
+
 def _no_debian(folder: Path) -> str:
+    return f"{folder} lacks some of Debian's documents; {_unpack(folder)}"
+
+
+def _unpack(folder: Path) -> str:
     names = " ".join(DEBIAN_PACKAGES)
-    return (
-        f"{folder} lacks Debian's documents; on Debian: apt-get download {names}, then "
-        f"for each file: dpkg -x FILE {folder}"
-    )
+    return f"on Debian: apt-get download {names}, then for each file: dpkg -x FILE {folder}"

@@ -219,8 +219,21 @@ def tuned(pair: Pair, block_size: int | None, batch_size: int, command: str) -> 
     return tuning.best
 
 
-def _require_drafter(name: str, block_size: int | None) -> None:
-    """Leave if there is no such checkpoint or it is another one, before the target takes its time to load."""
+def block_size_of(target: str, draft: str, block_size: int | None) -> int:
+    """The drafter's block size, before anything is loaded; leaves as ``load_pair`` does."""
+    need("models", "transformers", "gguf", "tokenizers")
+    draft, _ = _meant(target, draft, block_size, "dense", "cpu")
+    if draft == "ngram":
+        return block_size or NGRAM_BLOCK_SIZE
+    return _require_drafter(draft, block_size)
+
+
+def _require_drafter(name: str, block_size: int | None) -> int:
+    """Leave if there is no such checkpoint or it is another one, before the target takes its time to load.
+
+    Returns:
+        Its block size.
+    """
     from ddtree.decoding.dflash import checkpoint_folder
     from ddtree.decoding.dflash_config import DFlashConfig
     from ddtree.spec.errors import InputError
@@ -247,6 +260,7 @@ def _require_drafter(name: str, block_size: int | None) -> None:
             f"--block-size is {block_size}, the checkpoint was trained with {trained}",
             "leave --block-size out, or take prompt lookup: --draft ngram",
         )
+    return trained
 
 
 def _other_drafter(name: str) -> str:

@@ -126,11 +126,17 @@ def tune(
     texts = read_prompts(prompts) if prompts else None
     if texts == []:
         fail(f"there is no prompt in {prompts}", "give one a line")
-    from ddtree.cli.models import NGRAM_BLOCK_SIZE, load_pair
+    from ddtree.cli.models import NGRAM_BLOCK_SIZE, block_size_of, load_pair
     from ddtree.decoding import tuning
     from ddtree.decoding.stops import Stops
     from ddtree.decoding.tuning_results import key_of, store
 
+    least = block_size_of(target, draft, block_size)
+    if max_new_tokens < least:
+        fail(
+            f"--max-new-tokens is {max_new_tokens}; a round is read off {least}, the drafter's block size",
+            f"give {least} or more; several times as many say more",
+        )
     pair = load_pair(target, draft, block_size, attention, device, dtype)
     on_gpu = pair.plain.device.type == "cuda"
     wanted = wanted or (tuning.BUDGETS_CUDA if on_gpu else tuning.BUDGETS)
@@ -210,7 +216,7 @@ def _print(found: "Tuning", where: Path | None, plot: Path | None) -> None:
 
 def _costs(found: "Tuning") -> Table:
     """What a round costs."""
-    heads = ("budget", "q_len", "draft ms", "verify ms", "quartiles", "rounds timed")
+    heads = ("budget", "q_len", "draft\nms", "verify\nms", "quartiles", "rounds\ntimed")
     table = Table(*heads, box=SIMPLE)
     for cost in found.costs:
         low, high = cost.verify_ms.low, cost.verify_ms.high
@@ -224,8 +230,8 @@ def _costs(found: "Tuning") -> Table:
 def _yields(found: "Tuning") -> Table:
     """Tokens a round by topk, and what the best of them gives."""
     topks = list(dict.fromkeys(each.topk for each in found.accepted))
-    heads = (f"topk {topk or 'all'}" for topk in topks)
-    table = Table("budget", *heads, "even at", "tokens/s", "by prompt", box=SIMPLE)
+    heads = (f"topk\n{topk or 'all'}" for topk in topks)  # narrow: a terminal has 80 columns
+    table = Table("budget", *heads, "even\nat", "tokens\n/s", "by\nprompt", box=SIMPLE)
     for budget in (cost.budget for cost in found.costs[1:]):
         rates = [rate for rate in found.rates if rate.budget == budget]
         lengths = [each.tokens_per_round for each in found.accepted if each.budget == budget]

@@ -184,6 +184,10 @@ def measure(
     require_int("rounds", rounds, 1)
     horizon = horizon_of(drafter.block_size)
     require(horizon >= 1, f"the drafter's block size is {drafter.block_size}: it drafts nothing")
+    require(
+        max_new_tokens > horizon,
+        f"max_new_tokens is {max_new_tokens}; a round is read off {horizon + 1}, the drafter's block size",
+    )
     run = _Run(target, plain, drafter, prompts, max_new_tokens, stops, temperature, rounds)
     most = len(prompts) * 2 * max_new_tokens + SWEEPS * (len(budgets) + 2) * SWEEP_UNITS
     say = _Progress(on_progress, most)

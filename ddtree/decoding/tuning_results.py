@@ -163,6 +163,25 @@ class Tuning:
                 )
         return ""
 
+    @property
+    def doubt(self) -> str:
+        """Why the recommended tree may be no faster than plain decoding, with the numbers; or nothing."""
+        tree, plain = self.best_tree, self.plain
+        if not self.best.budget:
+            return ""
+        quick = plain.tokens_per_second * plain.ms.median / plain.ms.low
+        if tree.tokens_per_second <= quick:
+            return (
+                "that lies within the spread of plain decoding, whose quicker passes (quartile) give "
+                f"{quick:.3g} tokens/s"
+            )
+        if tree.lowest < plain.tokens_per_second:
+            return (
+                "plain decoding lies within the spread of the prompts: with the one that accepts least it "
+                "is faster"
+            )
+        return ""
+
     def even_at(self, budget: int) -> float:
         """Tokens a round at which the budget's trees are as fast as plain decoding."""
         each = self.plain.tokens_per_second / self.key.batch_size
@@ -203,7 +222,8 @@ class Tuning:
         name = f"budget {tree.budget}, topk {tree.topk or 'all'}"
         rate = f"{tree.tokens_per_second:.3g} tokens/s ({tree.lowest:.3g} to {tree.highest:.3g} by prompt)"
         if self.best.budget:
-            return f"{name}: {rate} expected, {self.gain:.2f} times plain decoding ({plain})"
+            doubt = f"; {self.doubt}" if self.doubt else ""
+            return f"{name}: {rate} expected, {self.gain:.2f} times plain decoding ({plain}){doubt}"
         return (
             f"plain decoding is faster here: {plain}; the best tree ({name}) would give {rate}, "
             f"{self.gain:.2f} times as much"
@@ -219,6 +239,7 @@ class Tuning:
             "best_tree": asdict(self.best_tree),
             "gain": self.gain,
             "noise": self.noise or None,
+            "doubt": self.doubt or None,
         }
 
     @classmethod

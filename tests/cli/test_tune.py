@@ -30,15 +30,30 @@ def test_the_table_the_sentence_the_picture_and_the_stored_result(
 ) -> None:
     """What a user sees: costs by q_len, tokens a round by topk, and which is best."""
     picture = tmp_path / "tuning.png"
-    result = run(*tune_args, "--plot", picture)
+    result = run(*tune_args, "--topks", "1,2,4,8,all", "--plot", picture)
     assert result.exit_code == 0, result.stderr
-    for said in ("q_len", "verify ms", "topk all", "even at", "tokens/s", "plain decoding: "):
+    for said in ("q_len", "verify", "even", "by", "tokens/s", "plain decoding: "):
         assert said in result.stdout
+    assert result.stdout.count("topk ") >= 5
+    assert "…" not in result.stdout  # every head can be read in 80 columns
     (tuning,) = stored()
     assert str(tuning) in result.stdout
     assert "stored for --budget auto" in result.stdout
     assert "timing rounds of q_len 6" in result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_too_few_new_tokens_are_refused_before_loading(
+    run: Run, tune_args: tuple[object, ...]
+) -> None:
+    """A round is read off as many as the drafter's block has."""
+    result = run(*tune_args, "--max-new-tokens", 7)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: --max-new-tokens is 7; a round is read off 8, the drafter's block size\n"
+        "next: give 8 or more; several times as many say more\n"
+    )
+    assert "a round is read off 16" in run("tune", "--max-new-tokens", 8).stderr
 
 
 def test_json_is_json_alone_and_can_be_read_back(run: Run, tune_args: tuple[object, ...]) -> None:

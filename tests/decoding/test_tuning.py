@@ -160,6 +160,22 @@ def test_plain_decoding_is_recommended_where_it_is_faster() -> None:
     assert "0.80 times as much" in str(tuning)
 
 
+def test_a_recommendation_within_the_spread_says_so() -> None:
+    """Of plain decoding's passes, or of the prompts; a clear one says nothing, nor does plain decoding."""
+    tuning = made()
+    assert tuning.doubt.startswith("plain decoding lies within the spread of the prompts")
+    assert str(tuning).endswith(f"; {tuning.doubt}")
+    passes = replace(tuning, plain=replace(tuning.plain, ms=Times(100.0, 80.0, 110.0)))
+    assert passes.doubt == (
+        "that lies within the spread of plain decoding, whose quicker passes (quartile) give 12.5 tokens/s"
+    )
+    assert passes.as_json()["doubt"] == passes.doubt
+    clear = made(plain_rate=7.5)
+    assert (clear.doubt, clear.as_json()["doubt"]) == ("", None)
+    assert str(clear).endswith("1.60 times plain decoding (7.5 tokens/s)")
+    assert made(plain_rate=15.0).doubt == ""
+
+
 def test_a_busy_machine_is_told() -> None:
     """Quartiles far apart, or more rows that cost less: each is said with its numbers."""
     quiet = made()
@@ -258,13 +274,19 @@ def test_tune_times_a_full_batch(model: Any) -> None:
     assert rate.tokens_per_second == pytest.approx(3e3 * length / tuning.cost(3).round_ms)
 
 
-def test_bad_input_is_refused(model: Any) -> None:
+def test_bad_input_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets below 1, texts too short to read anything off, auto with a topk or a nameless drafter."""
     letters = Letters()
     with pytest.raises(InputError, match="budget is 0; the least is 1"):
         ddtree.tune(model, letters, "abc", budgets=(0,))
-    with pytest.raises(InputError, match=r"no text has the 8 new tokens .* \(the longest has 7\)"):
+    with pytest.raises(
+        InputError, match="max_new_tokens is 7; a round is read off 8, the drafter's"
+    ):
         ddtree.tune(model, letters, "abc", max_new_tokens=7)
+    with monkeypatch.context() as patch:
+        patch.setattr("ddtree.decoding.tuning.stop_ids_of", lambda _: range(VOCAB))
+        with pytest.raises(InputError, match=r"no text has the 8 new .* \(the longest has 1\)"):
+            ddtree.tune(model, letters, "abc", max_new_tokens=8)
     with pytest.raises(InputError, match="topk is 3; budget 'auto' chooses it"):
         ddtree.generate(model, letters, "abc", budget="auto", topk=3)
     drafter = NGramDrafter(VOCAB, 4)

