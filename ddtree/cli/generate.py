@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ddtree.cli.models import Pair
-    from ddtree.decoding.decoding import Comparison, Generation
+    from ddtree.decoding.decoding import Comparison, Generation, RoundStats
     from ddtree.decoding.stops import FinishReason, Stops
     from ddtree.spec.sampling import Sampling
 
@@ -231,19 +231,18 @@ def generate(
     if why == INTERRUPTION:
         stderr().print(why)  # after the text's line has ended
     if trace is not None:
-        # an interrupted run has told its tokens, not its trees
         about: dict[str, object] = {
             "target": target,
             "drafter": pair.draft,
             "budget": f"{most} (auto)" if budget == "auto" else str(most),
             "topk": "all" if kept is None else str(kept),
         }
-        if all(one.found for one in run.written):
+        if any(one.token_ids for one in run.written):
             with progress("drawing the rounds"):
                 wrote = write_whole(trace, _traced(run, about))
             stderr().print(wrote, markup=False, soft_wrap=True)
         else:
-            stderr().print(f"{trace} is not written: the generation was interrupted", markup=False)
+            stderr().print(f"{trace} is not written: there is no token yet", markup=False)
     if as_json:
         requests = [_report(one, why) for one in run.written]
         chosen = {"budget": most, "topk": kept}  # with --budget auto, what that chose
@@ -311,6 +310,8 @@ class Written:
         self.is_shown = is_shown
         self.token_ids: list[int] = []
         self.rounds: list[tuple[int, ...]] = []
+        self.stats: list[RoundStats] = []
+        """Of the rounds; an interruption may leave one more."""
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.found: Generation | None = None
@@ -409,6 +410,7 @@ def _decode(
             stops=run.stops,
             processors=run.processors,
             on_news=on_news,
+            on_round=lambda index, stats: written[index].stats.append(stats),
         )
     for one, generation in zip(written, found, strict=True):
         one.found = generation
@@ -416,13 +418,18 @@ def _decode(
 
 
 def _traced(run: Run, about: dict[str, object]) -> bytes:
-    """The page of all rounds."""
+    """The page of all rounds, of an interrupted run those until then."""
     from ddtree.pictures.pages.trace import Texts, Traced, trace_page
 
     prompts = [
-        Traced(one.prompt, one.token_ids, one.found.rounds, ENDS[one.found.finish_reason])
+        Traced(
+            one.prompt,
+            one.token_ids,
+            one.stats[: len(one.rounds)],
+            ENDS[one.finish_reason] if one.finish_reason else "the interruption",
+        )
         for one in run.written
-        if one.found is not None
+        if one.token_ids  # those that wait come last
     ]
     return trace_page(prompts, Texts(run.pair.token_text, run.pair.whole_text), about)[1]
 
@@ -551,8 +558,8 @@ def _report(one: Written, why: str) -> dict[str, Any]:
             "draft_seconds": stats.draft_seconds,
             "verify_seconds": stats.verify_seconds,
         }
-        for stats in (one.found.rounds if one.found else ())
-    ] or [{} for _ in one.rounds]
+        for stats in one.stats[: len(one.rounds)]
+    ]
     compared = one.compared
     return {
         "prompt": one.prompt,

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ddtree.decoding.batch import BatchTarget
-from ddtree.decoding.decoding import Generation, top_two
+from ddtree.decoding.decoding import Generation, RoundStats, top_two
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.ngram import NGramDrafter
 from ddtree.decoding.processors import Processor, process
@@ -35,6 +35,8 @@ from ddtree.spec.sampling import (
 
 OnNews = Callable[[int, Sequence[int], FinishReason | None], None]
 """Told a request's index, its new tokens as they come, and with the last of them what ended it."""
+OnRound = Callable[[int, RoundStats], None]
+"""Told a request's index and each of its rounds, just before the tokens of it."""
 
 
 def decode(
@@ -51,6 +53,7 @@ def decode(
     buffers: VerifyBuffers | None = None,
     on_device: bool | None = None,
     on_news: OnNews | None = None,
+    on_round: OnRound | None = None,
 ) -> list[Generation]:
     """Decode requests by draft trees: the target's own tokens, several a round and request.
 
@@ -74,6 +77,7 @@ def decode(
             at its end, with a DFlash drafter or one that reads no features (which drafts on the host). True:
             insist; False: never; None: on a CUDA device, where it can be.
         on_news: told the tokens of each request as they come.
+        on_round: told the rounds, as the result has them.
 
     Returns:
         For each request its tokens, with the margin of each greedy choice, and statistics.
@@ -96,7 +100,9 @@ def decode(
         target, drafter, requests, processors, budget=budget, topk=topk, sampling=sampling,
         ragged=ragged, buffers=buffers, on_device=on_device,
     )  # fmt: skip
-    loop = _Loop(target, rounds, requests, sampling, stops or Stops(), processors, on_news)
+    loop = _Loop(
+        target, rounds, requests, sampling, stops or Stops(), processors, on_news, on_round
+    )
     while loop.waiting or loop.held:
         loop.admit(budget)
         loop.round()
@@ -115,6 +121,7 @@ class _Loop:
         stops: Stops,
         processors: Sequence[Processor],
         on_news: OnNews | None,
+        on_round: OnRound | None,
     ) -> None:
         self.waiting = deque(enumerate(requests))
         self.held: dict[int, Held] = {}
@@ -127,7 +134,7 @@ class _Loop:
         """Rounds that are not read yet, with who was held when they were launched."""
         self._stops = stops
         self._processors = processors
-        self._on_news = on_news
+        self._on_news, self._on_round = on_news, on_round
         self._is_greedy = is_greedy(sampling)
         self._samplings = _samplings(sampling, len(requests))
 
@@ -191,6 +198,8 @@ class _Loop:
             held.runner_up_ids += runner_up_ids[: len(kept)]
         if news is not None:
             held.rounds.append(news.stats(kept))
+            if self._on_round:
+                self._on_round(held.index, held.rounds[-1])
         if reason is not None:
             self.done[held.index] = held.result(reason)
             del self.held[place]

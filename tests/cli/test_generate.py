@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import copy
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_sums_agree_wherever_the_text_is_cut(run: Run, tiny_folder: Path, count:
 
 
 def test_an_interruption_tells_what_there_is(
-    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the third verify pass: the text and the statistics so far, exit code 130."""
     good = load_pair(str(tiny_folder), "ngram", 8)
@@ -211,6 +212,19 @@ def test_an_interruption_tells_what_there_is(
     assert one["token_ids"] == whole["token_ids"][: len(one["token_ids"])]
     assert len(one["rounds"]) == 2
     assert (one["finish_reason"], whole["finish_reason"]) == (None, "length")
+    assert one["rounds"] == [
+        {**each, "draft_seconds": ANY, "verify_seconds": ANY} for each in whole["rounds"][:2]
+    ]
+    page = tmp_path / "trace.html"
+    for left in (2, 0):  # noqa: B007 (counted down by forward)
+        result = run(*args, "--trace", page)
+        assert (result.exit_code, f"{page}" in result.stderr) == (130, True)
+        assert "ended by the interruption" in page.read_text()
+        page.unlink()
+    monkeypatch.setattr(good.plain, "prefill", forward)
+    result = run(*args, "--trace", page)
+    assert result.exit_code == 130
+    assert f"{page} is not written: there is no token yet" in result.stderr
 
 
 def test_an_error_in_a_text_begins_a_line(
