@@ -242,7 +242,9 @@ def generate(
                 wrote = write_whole(trace, _traced(run, about))
             stderr().print(wrote, markup=False, soft_wrap=True)
         else:
-            stderr().print(f"{trace} is not written: there is no token yet", markup=False)
+            stderr().print(
+                f"{trace} is not written: there is no token yet", markup=False, soft_wrap=True
+            )
     if as_json:
         requests = [_report(one, why) for one in run.written]
         chosen = {"budget": most, "topk": kept}  # with --budget auto, what that chose
