@@ -30,7 +30,8 @@ def assert_whole(result: Path, prompts: int, cells: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "prompts", "cells"), [("cuda", 24, BY_TOPK), ("cpu", 50, WHOLE)]
+    ("result", "prompts", "cells"),
+    [("cuda", 24, BY_TOPK), ("cpu-ngram", 50, WHOLE), ("cpu", 50, WHOLE), ("h200", 50, WHOLE)],
 )
 def test_the_recorded_matrix_is_whole(result: str, prompts: int, cells: set[str]) -> None:
     """The recorded runs hold every cell of every prompt, and none differs."""
