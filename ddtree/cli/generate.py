@@ -183,7 +183,7 @@ def generate(
         fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
     strings = tuple(stop or ())
     from ddtree import invariants
-    from ddtree.cli.models import load_pair, require_tuned, tuned
+    from ddtree.cli.models import encode, load_pair, require_tuned, tuned
     from ddtree.decoding.completion import processors_of
     from ddtree.decoding.stops import Stops, require_strings
     from ddtree.spec.sampling import Sampling
@@ -194,13 +194,13 @@ def generate(
     named = (target, draft, block_size, attention, device, dtype)
     if most is None:
         require_tuned(*named, batch_size=batch, command=command)
-    pair = load_pair(*named)
+    pair = load_pair(*named, lambda tokenizer: encode(tokenizer, texts, chat))
     if most is None:
         best = tuned(pair, block_size, batch, command)
         most, kept = best.budget, best.topk
     stops = Stops(pair.stop_ids, strings, pair.text)
     is_shown = len(texts) == 1 and not as_json
-    ids = pair.encode(texts, chat)
+    ids = encode(pair.tokenizer, texts, chat)
     pair.require_room(ids, max_new_tokens)
     run = Run(
         pair,

@@ -1,6 +1,6 @@
 """Load what a generation needs, and turn prompts into tokens and tokens into text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,21 +50,6 @@ class Pair:
         others = range(max_batch - 1)
         more = [HFTarget(self.plain.model, attention=self.plain.attention) for _ in others]
         return SeparateTargets([self.plain, *more])
-
-    def encode(self, prompts: Sequence[str], chat: bool | None) -> "list[Tensor]":
-        """Token ids [n] of each prompt; ``chat`` None: in the chat template where there is one."""
-        from ddtree.decoding.completion import encode_all
-        from ddtree.spec.errors import InputError
-
-        has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        if chat and not has_template:
-            fail("this target's tokenizer has no chat template", "use --raw")
-        in_template = has_template if chat is None else chat
-        turns = [[{"role": "user", "content": text}] for text in prompts]
-        try:
-            return encode_all(self.tokenizer, turns if in_template else prompts)
-        except InputError as error:
-            fail(str(error), "use --raw" if in_template else "give some text")
 
     def require_room(self, prompts: "Sequence[Tensor]", max_new_tokens: int) -> None:
         """Leave if one of the prompts and its new tokens exceed the context."""
@@ -117,6 +102,25 @@ class Pair:
         return Text(f"DIFFERENT {said} (margins of the two best logits: {margins})", "red")
 
 
+def encode(tokenizer: Any, prompts: Sequence[str], chat: bool | None) -> "list[Tensor]":
+    """Token ids [n] of each prompt; ``chat`` None: in the chat template where there is one.
+
+    Leaves where one has none.
+    """
+    from ddtree.decoding.completion import encode_all
+    from ddtree.spec.errors import InputError
+
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if chat and not has_template:
+        fail("this target's tokenizer has no chat template", "use --raw")
+    in_template = has_template if chat is None else chat
+    turns = [[{"role": "user", "content": text}] for text in prompts]
+    try:
+        return encode_all(tokenizer, turns if in_template else prompts)
+    except InputError as error:
+        fail(str(error), "use --raw" if in_template else "give some text")
+
+
 def load_pair(
     target_name: str,
     draft_name: str,
@@ -124,11 +128,13 @@ def load_pair(
     attention: str = "dense",
     device: str = "cpu",
     dtype: str = "float32",
+    on_tokenizer: Callable[[Any], object] | None = None,
 ) -> Pair:
     """Load the target, its tokenizer and the drafter; leaves with one message on bad names.
 
     ``draft_name`` is ``"auto"``, ``"embedded"``, ``"ngram"`` or a checkpoint's; ``attention`` ``"dense"``,
-    ``"reference"``, ``"paged"`` or ``"auto"``; ``dtype`` a name of torch's.
+    ``"reference"``, ``"paged"`` or ``"auto"``; ``dtype`` a name of torch's;
+    ``on_tokenizer`` is given the tokenizer before the weights are loaded, and may leave.
     """
     need("models", "transformers", "gguf", "tokenizers")
     draft_name, attention = _meant(target_name, draft_name, block_size, attention, device)
@@ -148,7 +154,11 @@ def load_pair(
         weights: torch.dtype = getattr(torch, dtype)
         try:
             model, tokenizer = load_target(
-                target_name, dtype=weights, device=device, on_progress=say
+                target_name,
+                dtype=weights,
+                device=device,
+                on_progress=say,
+                on_tokenizer=on_tokenizer,
             )
         except InputError as error:
             fail(str(error), _other_target(target_name))

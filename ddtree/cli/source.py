@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ddtree.cli.faults import Fault
-from ddtree.cli.models import NGRAM_BLOCK_SIZE, load_pair
+from ddtree.cli.models import NGRAM_BLOCK_SIZE, encode, load_pair
 from ddtree.cli.options import topk_of
 from ddtree.cli.output import counted, fail, progress
 from ddtree.spec.accept import accept_greedy
@@ -210,8 +210,14 @@ class Wanted:
             block_size = self.block_size or NGRAM_BLOCK_SIZE
             call = made_up_call(lens, self.budget, topk, block_size, self.seed)
             return (call.broken_by(fault) if fault else call), None
-        pair = load_pair(self.target, self.draft, self.block_size)
-        (ids,) = pair.encode([self.prompt], self.chat)
+        asked = [self.prompt]
+        pair = load_pair(
+            self.target,
+            self.draft,
+            self.block_size,
+            on_tokenizer=lambda tokenizer: encode(tokenizer, asked, self.chat),
+        )
+        (ids,) = encode(pair.tokenizer, asked, self.chat)
         with progress(f"generating up to verify call {self.which_round}"):
             call = recorded_call(pair, ids, self.which_round, self.budget, topk)
         return (call.broken_by(fault) if fault else call), pair.token_text

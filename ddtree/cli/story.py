@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree.cli.models import Pair
+from ddtree.cli.models import Pair, encode
 from ddtree.decoding import (
     Choices,
     Comparison,
@@ -72,7 +72,7 @@ class Story:
         self.max_new_tokens = max_new_tokens
         self.say: Callable[[str], None] = lambda _: None
         """Told each run of a part before it begins."""
-        (self.prompt_ids,) = pair.encode([PROMPT], chat=False)
+        (self.prompt_ids,) = encode(pair.tokenizer, [PROMPT], chat=False)
         pair.plain.reset()
         self.prompt_logits = pair.plain.prefill(self.prompt_ids)
 

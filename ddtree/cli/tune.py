@@ -126,7 +126,7 @@ def tune(
     texts = read_prompts(prompts) if prompts else None
     if texts == []:
         fail(f"there is no prompt in {prompts}", "give one a line")
-    from ddtree.cli.models import NGRAM_BLOCK_SIZE, block_size_of, load_pair
+    from ddtree.cli.models import NGRAM_BLOCK_SIZE, block_size_of, encode, load_pair
     from ddtree.decoding import tuning
     from ddtree.decoding.stops import Stops
     from ddtree.decoding.tuning_results import key_of, store
@@ -137,10 +137,13 @@ def tune(
             f"--max-new-tokens is {max_new_tokens}; a round is read off {least}, the drafter's block size",
             f"give {least} or more; several times as many say more",
         )
-    pair = load_pair(target, draft, block_size, attention, device, dtype)
+    asked = texts or tuning.PROMPTS
+    pair = load_pair(
+        target, draft, block_size, attention, device, dtype, lambda it: encode(it, asked, chat)
+    )
     on_gpu = pair.plain.device.type == "cuda"
     wanted = wanted or (tuning.BUDGETS_CUDA if on_gpu else tuning.BUDGETS)
-    ids = pair.encode(texts or tuning.PROMPTS, chat)
+    ids = encode(pair.tokenizer, asked, chat)
     pair.require_room(ids, max_new_tokens)
     size = max(prompt.numel() for prompt in ids) + max_new_tokens + max(wanted)
     named = block_size or NGRAM_BLOCK_SIZE

@@ -31,6 +31,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1  # raise when what a cache folder holds changes
 
 Progress = Callable[[str], None]
+OnTokenizer = Callable[[Any], object]
 
 
 def load_target(
@@ -39,6 +40,7 @@ def load_target(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     on_progress: Progress | None = None,
+    on_tokenizer: OnTokenizer | None = None,
 ) -> tuple[Any, Any]:
     """Load a causal LM and its tokenizer, offline.
 
@@ -48,6 +50,7 @@ def load_target(
         dtype: of the weights.
         device: where the model goes.
         on_progress: told in a sentence what takes long (for a spinner).
+        on_tokenizer: given the tokenizer before the weights are loaded; what it raises stops the loading.
 
     Returns:
         The Transformers model in evaluation mode and its tokenizer.
@@ -56,20 +59,21 @@ def load_target(
         InputError: no such model; the message says what was looked for and what to do.
     """
     say = on_progress or (lambda _: None)
+    look = on_tokenizer or (lambda _: None)
     path = Path(name).expanduser()
     with _no_progress_bars():
         if name == "embedded":
-            model, tokenizer = _from_folder(embedded_folder(on_progress), dtype, say)
+            model, tokenizer = _from_folder(embedded_folder(on_progress), dtype, say, look)
         elif path.is_dir():
-            model, tokenizer = _from_folder(path, dtype, say)
+            model, tokenizer = _from_folder(path, dtype, say, look)
         elif path.is_file() and path.suffix == ".gguf":
-            model, tokenizer = _from_gguf(path, dtype, say)
+            model, tokenizer = _from_gguf(path, dtype, say, look)
         elif path.exists():
             raise InputError(f"target {name!r} is a file, but not a .gguf file")
         elif is_path(name):
             raise InputError(f"target {name!r}: no such file or folder")
         else:
-            model, tokenizer = _from_hub_cache(name, dtype, say)
+            model, tokenizer = _from_hub_cache(name, dtype, say, look)
     return model.to(device).eval(), tokenizer
 
 
@@ -133,7 +137,7 @@ def _build(gguf: Path, folder: Path) -> None:
 
     Its caller holds the lock of the cache folder: what stands under the temporary name is a killed build's.
     """
-    model, tokenizer = _from_gguf(gguf, torch.float32, lambda _: None)
+    model, tokenizer = _from_gguf(gguf, torch.float32, lambda _: None, lambda _: None)
     work = folder.with_name(f".building-{folder.name}")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -154,7 +158,9 @@ def _build(gguf: Path, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _from_folder(folder: Path, dtype: torch.dtype, say: Progress) -> tuple[Any, Any]:
+def _from_folder(
+    folder: Path, dtype: torch.dtype, say: Progress, look: OnTokenizer
+) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     say(f"loading {folder.name}")
@@ -162,13 +168,18 @@ def _from_folder(folder: Path, dtype: torch.dtype, say: Progress) -> tuple[Any, 
         raise InputError(f"target folder {folder} has no config.json: not a Transformers model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        look(tokenizer)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except InputError:
+        raise  # the caller's
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     return model, tokenizer
 
 
-def _from_hub_cache(name: str, dtype: torch.dtype, say: Progress) -> tuple[Any, Any]:
+def _from_hub_cache(
+    name: str, dtype: torch.dtype, say: Progress, look: OnTokenizer
+) -> tuple[Any, Any]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -185,7 +196,10 @@ def _from_hub_cache(name: str, dtype: torch.dtype, say: Progress) -> tuple[Any, 
     say(f"loading {name} from the local Hugging Face cache")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        look(tokenizer)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
+    except InputError:
+        raise  # the caller's
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"cannot load {name} from the local Hugging Face cache {HF_HUB_CACHE}; if files are missing, "
@@ -194,13 +208,16 @@ def _from_hub_cache(name: str, dtype: torch.dtype, say: Progress) -> tuple[Any, 
     return model, tokenizer
 
 
-def _from_gguf(path: Path, dtype: torch.dtype, say: Progress) -> tuple[Any, Any]:
+def _from_gguf(path: Path, dtype: torch.dtype, say: Progress, look: OnTokenizer) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     say(f"expanding {path.name}")
     source = {"gguf_file": path.name, "local_files_only": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
+        if _pre_tokenizer_name(path) == "smollm":
+            _split_digits(tokenizer)
+        look(tokenizer)
         # the conversion has a bar of its own, which Transformers' switch does not know
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
             model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **source)
@@ -209,10 +226,10 @@ def _from_gguf(path: Path, dtype: torch.dtype, say: Progress) -> tuple[Any, Any]
             f"reading a .gguf file needs packages that are not here ({_first_line(error)}); run: "
             'pip install "ddtree[models]"'
         ) from error
+    except InputError:
+        raise  # the caller's
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot read {path}: {_first_line(error)}") from error
-    if _pre_tokenizer_name(path) == "smollm":
-        _split_digits(tokenizer)
     return model, tokenizer
 
 

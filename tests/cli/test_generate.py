@@ -10,6 +10,7 @@ from unittest.mock import ANY
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from typer.testing import Result
 
@@ -84,8 +85,11 @@ def test_chat_without_a_template_is_refused(run: Run, tiny_folder: Path) -> None
     assert "--raw" in result.stderr
 
 
-def test_an_empty_prompt_is_refused(run: Run, tiny_folder: Path) -> None:
-    """A model cannot start from nothing; of several it is told which."""
+def test_an_empty_prompt_is_refused(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model cannot start from nothing; of several it is told which, before the weights are loaded."""
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
     result = run("generate", "", "--target", tiny_folder)
     assert result.exit_code == 2
     assert "the prompt is empty" in result.stderr
