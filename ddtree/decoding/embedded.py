@@ -168,10 +168,11 @@ def _from_folder(
         raise InputError(f"target folder {folder} has no config.json: not a Transformers model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        _require_words(tokenizer, f"target folder {folder}")
         look(tokenizer)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except InputError:
-        raise  # the caller's
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     return model, tokenizer
@@ -196,16 +197,25 @@ def _from_hub_cache(
     say(f"loading {name} from the local Hugging Face cache")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        _require_words(tokenizer, f"target {name!r}")
         look(tokenizer)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=True)
     except InputError:
-        raise  # the caller's
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"cannot load {name} from the local Hugging Face cache {HF_HUB_CACHE}; if files are missing, "
             f"run: hf download {name} ({_first_line(error)})"
         ) from error
     return model, tokenizer
+
+
+def _require_words(tokenizer: Any, where: str) -> None:
+    """Refuse the tokenizer that Transformers makes up where the files are missing: it knows no word."""
+    if len(tokenizer) <= 1:
+        raise InputError(
+            f"{where} has no tokenizer (tokenizer.json and the like): not a whole Transformers model"
+        )
 
 
 def _from_gguf(path: Path, dtype: torch.dtype, say: Progress, look: OnTokenizer) -> tuple[Any, Any]:
@@ -227,7 +237,7 @@ def _from_gguf(path: Path, dtype: torch.dtype, say: Progress, look: OnTokenizer)
             'pip install "ddtree[models]"'
         ) from error
     except InputError:
-        raise  # the caller's
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"cannot read {path}: {_first_line(error)}") from error
     return model, tokenizer

@@ -84,3 +84,9 @@ def test_another_target_is_refused() -> None:
     """With both numbers; nothing is drafted by a model that was made for another target."""
     with pytest.raises(InputError, match="the drafter's hidden size is 576, the target's is"):
         DFlashDrafter.load("embedded", HFTarget(tiny_model("llama", torch.float32)))
+
+
+def test_it_is_no_target() -> None:
+    """A checkpoint has no tokenizer: the one that Transformers makes up for it is not taken for one."""
+    with pytest.raises(InputError, match=f"target folder {FOLDER} has no tokenizer"):
+        load_target(str(FOLDER))
