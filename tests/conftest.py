@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def roomy(function: Callable[..., Any], **arguments: Any) -> Any:
+def roomy(function: Callable[..., Any], /, **arguments: Any) -> Any:
     """Call a function from a frame so large that all above it lie in one block of memory.
 
     Python keeps frames in blocks of 16 KiB. A loop that calls a function past the end of one asks the

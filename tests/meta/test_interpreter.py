@@ -75,3 +75,9 @@ def test_the_language_is_put_back() -> None:
         mixed_kernel[(1,)](torch.zeros(3), torch.zeros(3), "three", BLOCK=32)
     assert names() == before
     assert torch.equal(launched(), launched())
+
+
+@pytest.mark.parametrize("function", [1])
+def test_a_test_may_have_an_argument_of_any_name(function: int) -> None:
+    """Those of the frame that tests run in are no names."""
+    assert function == 1
