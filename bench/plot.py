@@ -182,7 +182,8 @@ def draw_loop(result: dict[str, Any]) -> Any:
             found = [row for row in mine if row["method"] == method]
             some = max((len(row.get("which_prompts", ())) for row in found), default=0)
             of = [row["budget"] for row in found]
-            name = "ddtree" if method == "ours" else f"official, {some} prompts"
+            name = "ddtree" if method == "ours" else "official"
+            name += f", {some} prompts" * bool(some)
             if found:
                 speeds.plot(
                     of, [row["tokens_per_second"] for row in found], marker, color=color, label=name

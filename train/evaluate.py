@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ddtree.decoding.acceptance import Rounds
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.invariants.files import written_whole
 from ddtree.spec.errors import InputError
-from train.acceptance import BUDGETS, Kind, acceptance, total
+from train.acceptance import BUDGETS, Kind, drafted, total
 from train.batch import Generator
 from train.data import Corpus, cut_loops
 from train.files import write_json, write_tensors
@@ -96,10 +95,12 @@ def evaluate(
     """
     cells = []
     for temperature, corpus in corpora.items():
-        found = acceptance(drafter, llama, corpus, on_text=lambda _: on_text())
         ends = cut_loops(*(t.cpu() for t in (corpus.token_ids, corpus.prompt_lens, corpus.lengths)))
-        cut = replace(corpus, lengths=ends.to(corpus.lengths.device))
-        before = acceptance(drafter, llama, cut)
+        found, before = [], []
+        for text, end in zip(drafted(drafter, llama, corpus), ends.tolist(), strict=True):
+            found.append(text.rounds())
+            before.append(text.rounds(end=end))
+            on_text()
         cells += [
             _cell(BEFORE_LOOPS, len(before), temperature, kind, rounds)
             for kind, rounds in total(before).items()

@@ -17,7 +17,7 @@ from typer.testing import Result
 from ddtree import decoding
 from ddtree.cli import models
 from ddtree.cli.generate import Written, bars
-from ddtree.cli.models import load_pair
+from ddtree.cli.models import Pair, load_pair
 from ddtree.decoding import Comparison, DFlashDrafter, Stops
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
@@ -28,6 +28,21 @@ from tests.decoding.test_dflash import CONFIG
 from tests.decoding.tiny import tiny_model
 
 PROMPT = "a b c d a b c d a b"
+
+
+class Passes:
+    """The verify passes of the pair that the command loads: ``left`` more run, then one raises."""
+
+    def __init__(self, pair: Pair, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forward, self.error, self.left = pair.plain.forward, error, 0
+        monkeypatch.setattr(pair.plain, "forward", self)
+        monkeypatch.setattr(models, "load_pair", lambda *_: pair)
+
+    def __call__(self, *given: Any) -> torch.Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return self.forward(*given)
 
 
 def told(result: Result) -> Any:
@@ -190,26 +205,15 @@ def test_an_interruption_tells_what_there_is(
     good = load_pair(str(tiny_folder), "ngram", 8)
     args = ("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 24)
     whole = told(run(*args, "--json"))
-    left = 0
-
-    def forward(*given: Any) -> torch.Tensor:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        return passes(*given)
-
-    passes = good.plain.forward
-    monkeypatch.setattr(good.plain, "forward", forward)
-    monkeypatch.setattr(models, "load_pair", lambda *_: good)
-    left = 2
+    passes = Passes(good, KeyboardInterrupt(), monkeypatch)
+    passes.left = 2
     result = run(*args)
     assert result.exit_code == 130
     assert "interrupted" in result.stderr
     assert "\ninterrupted\n" in result.output  # the text's line has ended
     assert "in 2 verify passes" in result.stdout
     assert "compared with plain decoding: no: interrupted" in result.stdout
-    left = 2
+    passes.left = 2
     result = run(*args, "--json")
     assert json.loads(result.stdout)["interrupted"] is True
     one = told(result)
@@ -220,12 +224,12 @@ def test_an_interruption_tells_what_there_is(
         {**each, "draft_seconds": ANY, "verify_seconds": ANY} for each in whole["rounds"][:2]
     ]
     page = tmp_path / "trace.html"
-    for left in (2, 0):  # noqa: B007 (counted down by forward)
+    for passes.left in (2, 0):
         result = run(*args, "--trace", page)
         assert (result.exit_code, f"{page}" in result.stderr) == (130, True)
         assert "ended by the interruption" in page.read_text()
         page.unlink()
-    monkeypatch.setattr(good.plain, "prefill", forward)
+    monkeypatch.setattr(good.plain, "prefill", passes)
     result = run(*args, "--trace", page)
     assert result.exit_code == 130
     assert f"{page} is not written: there is no token yet" in result.stderr
@@ -236,17 +240,7 @@ def test_an_error_in_a_text_begins_a_line(
 ) -> None:
     """The text that has come stands whole above it."""
     good = load_pair(str(tiny_folder), "ngram", 8)
-    passes, left = good.plain.forward, 2
-
-    def forward(*given: Any) -> torch.Tensor:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise InputError("nothing more")
-        return passes(*given)
-
-    monkeypatch.setattr(good.plain, "forward", forward)
-    monkeypatch.setattr(models, "load_pair", lambda *_: good)
+    Passes(good, InputError("nothing more"), monkeypatch).left = 2
     result = run("generate", PROMPT, "--target", tiny_folder)
     assert result.exit_code == 2
     assert result.stdout.strip() and result.stdout.endswith("\n")
@@ -474,23 +468,14 @@ def test_a_batch_that_is_interrupted_tells_of_each(
 ) -> None:
     """Requests that were done, under way and waiting; exit code 130."""
     good = load_pair(str(tiny_folder), "ngram", 8)
-    passes, left = good.plain.forward, 3
-
-    def forward(*given: Any) -> torch.Tensor:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        return passes(*given)
-
-    monkeypatch.setattr(good.plain, "forward", forward)
-    monkeypatch.setattr(models, "load_pair", lambda *_: good)
+    passes = Passes(good, KeyboardInterrupt(), monkeypatch)
+    passes.left = 3
     args = ("generate", "q", "a b", "c", "--target", tiny_folder, "--max-new-tokens", 9)
     result = run(*args, "--batch-size", 2)
     assert result.exit_code == 130
     assert "no: interrupted" in result.stdout
     assert "the first token comes with the prompt, and is in no verify pass" in result.stdout
-    left = 3
+    passes.left = 3
     report = json.loads(run(*args, "--batch-size", 2, "--json").stdout)
     assert report["interrupted"] is True
     assert [bool(one["token_ids"]) for one in report["requests"]] == [True, True, False]
