@@ -12,6 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ddtree.invariants.streams import capturing
+
 Name = TypeVar("Name", bound=Hashable)
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -57,8 +59,7 @@ class Captured:
             run()
         torch.cuda.synchronize()
         self.runs, self.count = runs, len(runs)  # a graph owns none of what its calls read
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with capturing() as self.graph:
             for run in runs:
                 run()
         self.graph.replay()  # the first upload

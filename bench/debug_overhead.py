@@ -25,7 +25,7 @@ from torch.nn.functional import rms_norm, silu
 from ddtree import impl
 from ddtree.impl import CapturedCheck
 from ddtree.invariants import Call, debug
-from ddtree.invariants.streams import beside
+from ddtree.invariants.streams import beside, capturing
 from ddtree.spec import BitMask, Budget, DraftTree, QLen, VerifyLayout
 
 WIDTH, INSIDE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 12288, 32, 8, 128, 151936
@@ -102,8 +102,7 @@ def captured(
     """A graph of one run, captured in ``mode``, after one on the side that compiles what it launches."""
     with beside(torch.device("cuda")):
         run()
-    graph = torch.cuda.CUDAGraph()
-    with mode or nullcontext(), torch.cuda.graph(graph):
+    with mode or nullcontext(), capturing() as graph:
         run()
     return graph
 

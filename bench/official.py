@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.common import RESULTS, machine, result_name
 from ddtree import impl, spec
+from ddtree.invariants.streams import capturing
 
 LAYERS, KV_HEADS, HEAD_DIM = 28, 8, 128
 VOCAB, HORIZON, PREFIX = 151936, 15, 2048
@@ -293,8 +294,7 @@ def measure(module: ModuleType, budget: int, repeats: int) -> dict[str, Any]:
         for draft in drafts:
             ours = Ours(draft, keys, values, page_size)
             ours.round()  # compiles
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with capturing() as graph:
                 ours.round()
             graphs.append((graph, ours))  # a graph owns none of what its calls read
         host, wall = wall_us([graph.replay for graph, _ in graphs], 2 * repeats)

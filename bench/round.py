@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from ddtree import impl, spec  # noqa: E402
 from ddtree.impl.rank import ranked  # noqa: E402
 from ddtree.impl.sampling import first_argmax, row_uniforms  # noqa: E402
+from ddtree.invariants.streams import capturing  # noqa: E402
 from ddtree.spec import Budget, Horizon  # noqa: E402
 from ddtree.spec.sampling import first_argmax as spec_first_argmax  # noqa: E402
 from ddtree.spec.sampling import row_uniforms as spec_row_uniforms  # noqa: E402
@@ -305,8 +306,7 @@ def microseconds(calls: list[Callable[[], Any]], repeats: int = 30) -> float:
     for call in calls:
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         kept = [call() for call in calls]
     for _ in range(3):
         graph.replay()

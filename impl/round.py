@@ -15,7 +15,7 @@ from ddtree.impl.mask import tree_mask
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import build_tree
 from ddtree.invariants.debug import poll
-from ddtree.invariants.streams import beside, relaxed
+from ddtree.invariants.streams import beside, capturing, relaxed
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import (
     Acceptance,
@@ -149,8 +149,7 @@ class Captured(Generic[T]):
         self._device, self._replayed = device, torch.cuda.Event()
         self.checks: list[CapturedCheck] = []
         """Debug mode's."""
-        self.graph = torch.cuda.CUDAGraph()
-        with keeping(self.checks), torch.cuda.graph(self.graph):
+        with keeping(self.checks), capturing() as self.graph:
             self.result = run()
         """What every replay overwrites."""
         if self.checks:

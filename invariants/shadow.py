@@ -57,7 +57,7 @@ class Shadow:
 
     def reference(self) -> dict[str, Any]:
         """What the reference makes of the call, by name; empty where it refuses it."""
-        arguments = {name: copied(value) for name, value in self.given.items()}
+        arguments = copied(self.given)
         try:
             result = run(import_module("ddtree.spec"), self.function, arguments)
         except InputError as error:
@@ -75,7 +75,7 @@ class Shadow:
         found = outcome(
             self.function,
             copied(result),
-            {n: copied(v) for n, v in given.items()},
+            copied(given),
             self.given.get("layout"),
         )
         told = difference(found, known)
@@ -129,9 +129,11 @@ def _read(layout: VerifyLayout, starts: Tensor, length: Callable[[PrefixLen, QLe
 
 
 def copied(value: Any, device: str | torch.device = "cpu") -> Any:
-    """A copy on a device, contract objects and buffers included."""
+    """A copy on a device, of contract objects, buffers and named arguments too."""
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True)
+    if isinstance(value, Mapping):
+        return {name: copied(item, device) for name, item in value.items()}
     if isinstance(value, tuple):
         return tuple(copied(item, device) for item in value)
     if isinstance(value, VerifyBuffers):

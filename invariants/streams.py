@@ -4,9 +4,13 @@
 the one that ``torch.cuda.graph`` captures on is among them. Who draws one may so hold the very stream that is
 being captured, by this thread or another: work put there does not run but becomes part of the graph, or ends
 the capture with an error. The streams of this module are the driver's own making.
+
+A graph that is freed while a stream is captured ends that capture too. Python's collector frees what lies in
+reference cycles whenever it happens to run, so it rests while ``capturing`` does its work.
 """
 
 import ctypes
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +75,26 @@ def relaxed() -> Iterator[None]:
         yield
     finally:
         _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+@contextmanager
+def capturing() -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture what this thread launches into a new graph, while nothing is collected as garbage."""
+    graph = torch.cuda.CUDAGraph()
+    with uncollected(), torch.cuda.graph(graph):  # noqa: TID251 # the one place
+        yield graph
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let Python's collector rest, in all threads: the driver lets none of them free a graph."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

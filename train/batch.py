@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from ddtree.invariants.streams import beside
+from ddtree.invariants.streams import beside, capturing
 from ddtree.spec.errors import require
 from train.llama import Llama
 
@@ -99,8 +99,7 @@ class Generator:
         with beside(self.llama.device):  # warms what is lazy
             for _ in range(2):
                 state.step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing() as graph:
             state.step()
         state.restore(before)
         return graph.replay

@@ -15,7 +15,7 @@ from ddtree.invariants.conformance.backend import Backend, Refused
 from ddtree.invariants.conformance.failure import WrongResult
 from ddtree.invariants.shadow import copied
 from ddtree.invariants.strategies import VerifyCall
-from ddtree.invariants.streams import beside
+from ddtree.invariants.streams import beside, capturing
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import FlatMask, QLen, TreeMask
 from ddtree.spec.mask import Form, convert_mask, tree_mask
@@ -102,7 +102,7 @@ def attend(backend: Backend, case: AttentionCase, make: Callable[[VerifyCall, in
         WrongResult: it wrote into what it was given.
     """
     function, device = backend.functions["verify_attention"], backend.device
-    options = {k: copied(v, device) for k, v in case.options.items()}
+    options = copied(case.options, device)
     if backend.accepts("verify_attention", "page_size"):
         options["page_size"] = case.call.slots.page_size
     calls = [call for call in (case.earlier, case.call) if call is not None]
@@ -170,9 +170,8 @@ def _capture(function: Callable[..., Any], device: str) -> Callable[..., Callabl
     def capture(*args: Any, **options: Any) -> Callable[[], Any]:
         with beside(torch.device(device)):
             function(*args, **options)  # compiles and allocates outside the graph
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with capturing() as graph:
                 result = function(*args, **options)
         except RuntimeError as error:
             first = str(error).splitlines()[0]

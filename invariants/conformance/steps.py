@@ -56,7 +56,7 @@ class StepCase:
 
 def step_difference(backend: Backend, case: StepCase) -> str:
     """What the backend's function does otherwise than the reference's; empty: nothing."""
-    right = {name: copied(value) for name, value in case.arguments.items()}
+    right = copied(case.arguments)
     expected = getattr(spec, case.function)(*right.values(), **case.options)
     found, mine = run(backend, case)
     return compared(case, found, expected, mine, right)
@@ -84,15 +84,12 @@ def compared(
 
 def run(backend: Backend, case: StepCase) -> tuple[Any, dict[str, Any]]:
     """The backend's result, and the arguments as it left them; it runs on its device, on copies."""
-    arguments, options = (
-        {name: copied(value, backend.device) for name, value in given.items()}
-        for given in (case.arguments, case.options)
-    )
+    arguments, options = (copied(given, backend.device) for given in (case.arguments, case.options))
     result = backend.functions[case.function](*arguments.values(), **options)
     is_contract = type(result).__module__ == contracts.__name__
     return (
         copied(result) if is_contract else result,
-        {name: copied(value) for name, value in arguments.items()},
+        copied(arguments),
     )
 
 

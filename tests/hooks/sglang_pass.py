@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ddtree.invariants.streams import capturing
 from tests.hooks import sglang_engine
 from tests.hooks.entry_points import caught, declare_entry_points
 from tests.hooks.sglang_engine import CONFIGURED, Pass, attend, backend, flashinfer_backend
@@ -244,12 +245,11 @@ def captured() -> dict[str, Any]:
     made, right, wide = backend(), Pass(7, [5], third_party=False), Pass(16, [5], third_party=False)
     found = {"capture": caught(lambda: made.init_forward_metadata_out_graph(right.batch(), True))}
     attend(made, right)  # a warm-up, which compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         found["kernel"] = caught(lambda: attend(made, right))
     found["replay"] = caught(lambda: made.init_forward_metadata_out_graph(right.batch()))
     graph.replay()
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with capturing():
         found["wide kernel"] = caught(lambda: attend(made, wide))
     found["wide replay"] = caught(lambda: made.init_forward_metadata_out_graph(wide.batch()))
     torch.cuda.synchronize()

@@ -19,7 +19,7 @@ from ddtree import impl
 from ddtree.impl import CapturedCheck
 from ddtree.impl.accept import new_tokens
 from ddtree.invariants import Call
-from ddtree.invariants.streams import own_stream
+from ddtree.invariants.streams import capturing, own_stream
 from ddtree.spec import Budget, Horizon, PagedKV, QLen
 
 VOCAB, HORIZON, MAX_PREFIX = 37, 5, 70
@@ -111,8 +111,7 @@ def compiled(number: int) -> None:
 
 def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """A graph of one run."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         run()
     return graph
 

@@ -11,7 +11,7 @@ from ddtree.impl import CapturedCheck
 from ddtree.impl.check import Found
 from ddtree.invariants import Call, InvariantViolation, violations
 from ddtree.invariants.sizes import claimed_sizes, sizes_of
-from ddtree.invariants.streams import beside
+from ddtree.invariants.streams import beside, capturing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -37,8 +37,7 @@ def run(check: CapturedCheck, times: int = 1) -> None:
         return
     with beside(check.device):
         check.launch()  # kernels are compiled here
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         check.launch()
     for _ in range(times):
         graph.replay()

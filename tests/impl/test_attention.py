@@ -32,6 +32,7 @@ from ddtree.impl.attention_configs import (
     choose_config,
     merge_splits,
 )
+from ddtree.invariants.streams import capturing
 from ddtree.spec.mask import Form
 from tests.impl.cases import FORMS
 
@@ -502,8 +503,7 @@ def test_every_form_is_captured_without_waiting(form: Form) -> None:
         impl.verify_attention(*call.tensors, call.layout, mask, **scales)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         output, _ = impl.verify_attention(*call.tensors, call.layout, mask, **scales)
     output.zero_()
     graph.replay()
@@ -528,8 +528,7 @@ def test_replays_in_fixed_buffers(dtype: torch.dtype) -> None:
     )
     mask = spec.BitMask(pad_rows(first.mask.words, rows))
     impl.verify_attention(*tensors, layout, mask)  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         output, _ = impl.verify_attention(*tensors, layout, mask)
     for call in (first, later):
         for buffer, tensor in zip(tensors, call.tensors, strict=True):

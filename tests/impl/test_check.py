@@ -23,6 +23,7 @@ from ddtree.impl import CapturedCheck, check
 from ddtree.impl import check_kernels as kernels
 from ddtree.impl.check_sites import SITES, as_markdown
 from ddtree.invariants import TABLE, Call, InvariantViolation, debug, violations
+from ddtree.invariants.streams import capturing
 from ddtree.spec import Budget, Horizon, InputError, VerifyLayout
 from tests.impl.bigram import BigramTarget
 from tests.impl.cases import DEVICE
@@ -375,7 +376,7 @@ def test_a_captured_round_checks_itself() -> None:
 
 def draw_the_capture_s(ahead: int) -> None:
     """Draw streams of PyTorch's pool until so many are left before the one that graphs are captured on."""
-    captures_on = torch.cuda.graph.default_capture_stream
+    captures_on = torch.cuda.graph.default_capture_stream  # noqa: TID251 # captures nothing
     assert captures_on is not None
     while torch.cuda.Stream() != captures_on:  # noqa: TID251 # drawn alone
         pass
@@ -406,8 +407,8 @@ def test_a_violation_is_fetched_while_a_graph_is_captured(is_another: bool) -> N
     """By another thread or by the one that captures: the capture goes on, and the graph has nothing of it."""
     made = CapturedCheck(spoiled())
     run(made)
-    held, graph = torch.zeros(1, device=DEVICE), torch.cuda.CUDAGraph()
-    with ThreadPoolExecutor(1) as thread, torch.cuda.graph(graph):
+    held = torch.zeros(1, device=DEVICE)
+    with ThreadPoolExecutor(1) as thread, capturing() as graph:
         held.add_(1)
         polled = thread.submit(made.poll).result() if is_another else made.poll()
     assert polled is not None and polled.invariant == "prefix_visible"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ddtree import impl, spec
 from ddtree.impl import sampling as on_device
+from ddtree.invariants.streams import capturing
 from ddtree.spec import Budget, Horizon, InputError, QLen, Sampling
 from tests.impl.bigram import BigramTarget
 from tests.impl.cases import DEVICE, case, moved
@@ -198,7 +199,7 @@ def tensors_of(buffers: spec.VerifyBuffers) -> dict[str, Tensor]:
 def test_numbers_that_a_capture_asks_for_first_are_there_at_once() -> None:
     """A temperature and seeds outlive the graph that was captured then: others read them without a replay."""
     device = torch.device("cuda", 0)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with capturing():
         torch.zeros(1, device=device)
         temperature = on_device._constant(0.7311, device)
         seeds = on_device._seeds((5, -6), device)

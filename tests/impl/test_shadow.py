@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ddtree import impl
 from ddtree.invariants import InvariantViolation, debug
 from ddtree.invariants.actions import counts
 from ddtree.invariants.recorded import read
+from ddtree.invariants.shadow import copied
 from ddtree.spec import Acceptance, Budget, Horizon, PagedKV, QLen, Sampling, VerifyLayout
 from tests.impl.cases import DEVICE, case, moved
 from tests.impl.test_check import inputs, round_of
@@ -156,6 +158,17 @@ def test_a_broken_step_of_a_call_is_told_where_it_broke(
     (record,) = caplog.records
     assert "on return from convert_mask" in record.getMessage()
     assert told(before) == {("convert_mask", "other"): 1, ("verify_attention", "other"): 1}
+
+
+def test_all_that_a_call_was_given_is_copied_to_a_device() -> None:
+    """Whatever holds it: arguments by name, contract objects, pools."""
+    c = case(5, "normal", 2, 3, 9, 8)
+    kv = PagedKV((torch.zeros(8, 1, 4),), (torch.zeros(8, 1, 4),), torch.zeros(2, 9).long(), 1)
+    made = copied({"tree": c.tree, "layout": c.layout, "kv": kv, "horizon": Horizon(3)}, "meta")
+    assert made["horizon"] == 3
+    found = tree_leaves([vars(made[name]) for name in ("tree", "layout", "kv")])
+    devices = [one.device.type for one in found if isinstance(one, torch.Tensor)]
+    assert len(devices) > 12 and set(devices) == {"meta"}
 
 
 def test_a_replayed_file_says_same_or_where_it_differs(
