@@ -11,12 +11,14 @@ device. A prompt of random tokens is read, and one round and one plain step (``b
 draft   the drafter's pass of a block, with its logits
 build   ``build_tree`` from the logits, ``plan_verify``, ``tree_mask``
 verify  the target's pass over ``budget + 1`` rows
+context the drafter's keys and values of all rows; in a whole round beside accept and commit
 accept  the target's choice at every row, the walk, the new tokens
-commit  the accepted entries kept, and their context given to the drafter
+commit  the accepted entries kept
 
 Each part is a CUDA graph of its own, and so is the whole round, which is not their sum: a graph hides gaps
-between kernels that a part of its own shows. Every replay does the work of the same round: the lengths that a
-commit has moved are put back. Medians of replays; the graphs are taken by turns in two orders.
+between kernels that a part of its own shows, and runs some beside others. Every replay does the work of the
+same round: the lengths that a commit has moved are put back. Medians of replays; the graphs are taken by
+turns in two orders.
 
 A round that accepts n nodes, root included, gives n tokens, so its speed-up is n times the plain step over
 the whole round. Random weights accept nothing, and neither does a prompt of random tokens; that is why n is
@@ -54,7 +56,7 @@ BUDGETS = {"8b": (16, 64, 256), "embedded": (8, 16, 32, 63, 64, 127, 128, 255, 2
 PREFIXES = {"8b": (2048, 16384), "embedded": (128, 2048)}
 TRAINED = Path(__file__).resolve().parent.parent / "drafters/smollm2-135m-instruct"
 """The embedded target's drafter."""
-PARTS = ("draft", "build", "verify", "accept", "commit")
+PARTS = ("draft", "build", "verify", "context", "accept", "commit")
 SIZES: dict[str, dict[str, Any]] = {
     "8b": {
         "target": {
@@ -133,13 +135,14 @@ class Round:
         self.horizon = Horizon(resident.horizon)
         self.roots = torch.full((1,), root, device=target.device)
         self.lens = target.prefix_lens.clone()
+        self.limits = torch.full_like(self.lens, target.max_context)
         for part in PARTS:
             getattr(self, part)()
 
     @torch.no_grad()
     def draft(self) -> None:
         """The drafter's pass."""
-        self.drafts = self.resident.draft(self.roots, self.lens)
+        self.drafts = self.resident.draft(self.roots, self.limits).logits
 
     def build(self) -> None:
         """Tree, layout and mask."""
@@ -151,6 +154,12 @@ class Round:
         """The target's pass."""
         self.logits = self.target.forward(self.tree, self.layout, self.mask)
 
+    def context(self) -> None:
+        """The drafter's context of all rows."""
+        features = self.target.row_features
+        assert features is not None
+        self.resident.take(features, self.layout.positions, self.layout.out_cache_loc)
+
     def accept(self) -> None:
         """Choices, path, tokens."""
         chosen = first_argmax(self.logits)
@@ -159,8 +168,7 @@ class Round:
 
     def commit(self) -> None:
         """KV and context kept; then the length is put back, for the next replay."""
-        commit = self.target.commit(self.layout, self.acceptance)
-        self.resident.commit(self.target.committed_features(), self.lens, commit)
+        self.resident.commit(self.target.commit(self.layout, self.acceptance))
         self.target.prefix_lens.copy_(self.lens)
 
 

@@ -219,8 +219,8 @@ def draw_parts(result: dict[str, Any]) -> Any:
     figure, (bars, lines) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
     names = [f"{row['budget']}, {row['prefix']}" for row in rows]
     bottom = [0.0] * len(rows)
-    for part in ("draft", "build", "verify", "accept", "commit"):
-        ms = [row["us"][part] / 1e3 for row in rows]
+    for part in ("draft", "build", "verify", "context", "accept", "commit"):
+        ms = [row["us"].get(part, 0.0) / 1e3 for row in rows]  # older results: no context
         bars.bar(names, ms, bottom=bottom, label=part)
         bottom = [a + b for a, b in zip(bottom, ms, strict=True)]
     for kind, marker in (("round", "k_"), ("plain", "kx")):

@@ -4,10 +4,11 @@ from functools import cache
 
 import torch
 import triton
+from jaxtyping import Int, Int32
 from torch import Tensor
 
 from ddtree.impl.arguments import require_layout, require_requests
-from ddtree.impl.commit_kernels import commit_slots_kernel, move_kernel
+from ddtree.impl.commit_kernels import commit_slots_kernel, keep_kernel, move_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
 from ddtree.spec.dtypes import require_kind
@@ -99,21 +100,55 @@ def _commit(
 ) -> None:
     """Permute the slots of the accepted nodes, or move their KV in the pools."""
     batch, width = nodes.shape
-    padded_width = triton.next_power_of_2(width)
     commit_slots_kernel[(batch,)](
         nodes, num_accepted, qo_indptr, kv_indptr, slot_table, prefix_lens, src, dst,
         width, slot_table.shape[1], slot_table.stride(0),
-        WIDTH=padded_width, ROWS=triton.next_power_of_2(max_q_len), PERMUTE=page_size == 1,
+        WIDTH=triton.next_power_of_2(width), ROWS=triton.next_power_of_2(max_q_len), PERMUTE=page_size == 1,
         num_warps=4 if max_q_len <= 128 else 8,
     )  # fmt: skip
     if pools:
-        row_words = pools[0][0].numel() * pools[0].element_size() // 4
-        block = min(TILE // padded_width, triton.next_power_of_2(row_words))
-        addresses = _addresses(tuple(pool.data_ptr() for pool in pools), pools[0].device)[0]
-        move_kernel[(triton.cdiv(row_words, block), batch, len(pools))](
-            addresses, src, dst, width, row_words, min(pool.shape[0] for pool in pools),
-            WIDTH=padded_width, BLOCK=block,
-        )  # fmt: skip
+        _move(pools, src, dst)
+
+
+def move_rows(pools: list[Tensor], commit: Commit) -> None:
+    """Move what more lies in the slots of a commit: pools beside those that ``commit_kv`` was given.
+
+    Raises:
+        InputError: as ``commit_kv`` of its pools.
+    """
+    _require_alike(pools)
+    if commit.src.numel():
+        _move(pools, commit.src, commit.dst)
+
+
+@op("move_rows", writes=("pools",))
+def _move(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:
+    """Move rows of all pools."""
+    batch, width = src.shape
+    padded_width = triton.next_power_of_2(width)
+    row_words = pools[0][0].numel() * pools[0].element_size() // 4
+    block = min(TILE // padded_width, triton.next_power_of_2(row_words))
+    addresses = _addresses(tuple(pool.data_ptr() for pool in pools), pools[0].device)[0]
+    move_kernel[(triton.cdiv(row_words, block), batch, len(pools))](
+        addresses, src, dst, width, row_words, min(pool.shape[0] for pool in pools),
+        WIDTH=padded_width, BLOCK=block,
+    )  # fmt: skip
+
+
+def keep_accepted(
+    num_accepted: Int32[Tensor, " B"], new: Int[Tensor, " B"], held: Int[Tensor, " B"]
+) -> None:
+    """Write what is new of the requests that accepted something over what is held, in place."""
+    if held.numel():
+        _keep(num_accepted, new, held)
+
+
+@op("keep_accepted", writes=("held",))
+def _keep(num_accepted: Tensor, new: Tensor, held: Tensor) -> None:
+    """Launch."""
+    keep_kernel[(triton.cdiv(held.numel(), 128),)](
+        num_accepted, new, held, held.numel(), BLOCK=128, num_warps=1
+    )
 
 
 def _require_alike(pools: list[Tensor]) -> None:

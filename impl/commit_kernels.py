@@ -76,3 +76,12 @@ def move_kernel(
         words = tl.load(pool + row_offset(source[:, None], row_words, word), mask=wanted, other=0)
         tl.debug_barrier()
         tl.store(pool + row_offset(target[:, None], row_words, word), words, mask=wanted)
+
+
+@triton.jit
+def keep_kernel(num_accepted, new, held, batch, BLOCK: tl.constexpr):  # [B] each; `held` in place
+    """Write what is new of the requests that accepted a node."""
+    b = block_start(tl.program_id(0), BLOCK) + tl.arange(0, BLOCK)
+    count = tl.load(num_accepted + b, mask=b < batch, other=0)
+    is_new = (b < batch) & (count > 0)
+    tl.store(held + b, tl.load(new + b, mask=is_new, other=0), mask=is_new)

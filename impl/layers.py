@@ -1,11 +1,17 @@
-"""What stands between the matrix products of a Llama-like decoder layer, in three launches."""
+"""What stands between the matrix products of Llama-like decoder layers, a launch each."""
 
 import torch
 import triton
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from ddtree.impl.layers_kernels import add_norm_kernel, gate_kernel, heads_kernel
+from ddtree.impl.layers_kernels import (
+    add_norm_kernel,
+    context_kernel,
+    embed_norm_kernel,
+    gate_kernel,
+    heads_kernel,
+)
 from ddtree.impl.op import op
 
 GATE_BLOCK = 1024
@@ -16,10 +22,14 @@ def add_norm(
     residual: Float[Tensor, "T width"] | None,
     weight: Float[Tensor, " width"],
     eps: float,
+    into: Float[Tensor, "T width"] | None = None,
 ) -> tuple[Float[Tensor, "T width"], Float[Tensor, "T width"]]:
-    """Return ``weight * total / rms(total)`` and ``total = x + residual``; tensors are contiguous."""
+    """Return ``weight * total / rms(total)`` and ``total = x + residual``, which is written ``into``.
+
+    ``x`` is contiguous; rows of ``residual`` and ``into`` (None: new memory) may lie apart.
+    """
     normed = torch.empty_like(x)
-    total = None if residual is None else torch.empty_like(x)
+    total = None if residual is None else torch.empty_like(x) if into is None else into
     if x.shape[0]:
         _add_norm(x, residual, weight, total, normed, eps)
     return normed, x if total is None else total
@@ -39,6 +49,56 @@ def _add_norm(
     block = triton.next_power_of_2(width)
     add_norm_kernel[(rows,)](
         x, residual, weight, total, normed, eps, width,
+        width if residual is None else residual.stride(0), width if total is None else total.stride(0),
+        BLOCK=block, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
+
+
+def embed_norm(
+    table: Float[Tensor, "vocab width"],
+    token_ids: Int64[Tensor, "B row_width"],
+    starts: Int32[Tensor, " indptr"],
+    num_rows: int,
+    weight: Float[Tensor, " width"],
+    eps: float,
+    factor: float = 1.0,
+) -> tuple[Float[Tensor, "T width"], Float[Tensor, "T width"]]:
+    """Return the norm of ``factor * table[token]`` and the product itself, of ``num_rows`` rows.
+
+    Args:
+        table: contiguous.
+        token_ids: each request's; trusted.
+        starts: row at which each request's begin, as ``VerifyLayout.qo_indptr``. Rows of no request have
+            token 0.
+        num_rows: how many.
+        weight: of the norm.
+        eps: of the norm.
+        factor: on what is looked up.
+    """
+    total = table.new_empty((num_rows, table.shape[1]))
+    normed = torch.empty_like(total)
+    if num_rows:
+        _embed_norm(table, token_ids.contiguous(), starts, weight, total, normed, factor, eps)
+    return normed, total
+
+
+@op("embed_norm", writes=("total", "normed"))
+def _embed_norm(
+    table: Tensor,
+    token_ids: Tensor,
+    starts: Tensor,
+    weight: Tensor,
+    total: Tensor,
+    normed: Tensor,
+    factor: float,
+    eps: float,
+) -> None:
+    """Launch."""
+    (rows, width), (batch, row_width) = total.shape, token_ids.shape
+    block = triton.next_power_of_2(width)
+    embed_norm_kernel[(rows,)](
+        table, token_ids, starts, weight, total, normed, float(factor), eps, width, batch, row_width,
+        BATCH=triton.next_power_of_2(batch), HAS_FACTOR=factor != 1,
         BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
 
@@ -63,7 +123,7 @@ def split_heads(
         norms: weights ``[head_dim]`` of queries and keys, each normalised a head at a time; None: not.
         eps: of the norms.
         pools: where keys and values are written too, in their dtype.
-        slots: of the pools, one a row.
+        slots: of the pools, one a row; rows with a negative one are not written there.
     """
     count, (q_heads, kv_heads), head_dim = rows.shape[0], heads, rope[0].shape[1]
     query = rows.new_empty((count, q_heads, head_dim))
@@ -99,6 +159,51 @@ def _split_heads(
     heads_kernel[(count, q_heads + 2 * kv_heads)](
         rows, cos, sin, positions, q_weight, k_weight, eps, query, key, value, key_pool, value_pool, slots,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
+        HALF=triton.next_power_of_2(head_dim // 2), num_warps=1,
+    )  # fmt: skip
+
+
+def write_context(
+    rows: Float[Tensor, "layers T width"],
+    rope: tuple[Float[Tensor, "entries head_dim"], Float[Tensor, "entries head_dim"]],
+    positions: Int64[Tensor, " T"],
+    k_norms: Float[Tensor, "layers head_dim"] | None,
+    eps: float,
+    pools: Float[Tensor, "layers 2 slots kv_heads head_dim"],
+    slots: Int64[Tensor, " T"],
+) -> None:
+    """Write rows' keys, normalised and rotated, and values into the pools of all layers at once.
+
+    Args:
+        rows: ``[layers, T, 2 * kv_heads * head_dim]`` products, keys first; contiguous.
+        rope: as in ``split_heads``.
+        positions: of the rows; trusted.
+        k_norms: weights of the keys' norms, a head at a time; None: they are not normalised.
+        eps: of the norms.
+        pools: keys and values of each layer; contiguous.
+        slots: of the pools, one a row; rows with a negative one are left out.
+    """
+    if rows.numel():
+        _write_context(rows, *rope, positions, k_norms, eps, pools, slots)
+
+
+@op("write_context", writes=("pools",))
+def _write_context(
+    rows: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_norms: Tensor | None,
+    eps: float,
+    pools: Tensor,
+    slots: Tensor,
+) -> None:
+    """Launch."""
+    layers, _, num_slots, kv_heads, head_dim = pools.shape
+    count = rows.shape[1]
+    context_kernel[(count, 2 * kv_heads, layers)](
+        rows, cos, sin, positions, k_norms, eps, pools, slots, count, num_slots,
+        KV_HEADS=kv_heads, HEAD_DIM=head_dim,
         HALF=triton.next_power_of_2(head_dim // 2), num_warps=1,
     )  # fmt: skip
 

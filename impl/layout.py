@@ -12,7 +12,7 @@ from jaxtyping import Int, Int32, Int64
 from torch import Tensor
 
 from ddtree.impl.arguments import require_layout, require_requests, require_tree
-from ddtree.impl.layout_kernels import plan_kernel, row_inputs_kernel
+from ddtree.impl.layout_kernels import plan_blocks_kernel, plan_kernel, row_inputs_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, QLen, VerifyLayout
 from ddtree.spec.dtypes import INDEX, LENGTH, require_tensor
@@ -63,35 +63,86 @@ def plan_verify(
     )
     if q_lens is not None:
         require_tensor("q_lens", q_lens, LENGTH, (batch,))
-    return _planned(tree.depths, prefix_lens, slot_table, q_lens)
+    layout = _unfilled(tree.depths, slot_table)
+    _plan(
+        tree.depths, prefix_lens, slot_table, q_lens,
+        layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
+        layout.mask_indptr, layout.positions, layout.out_cache_loc,
+    )  # fmt: skip
+    return layout
 
 
 def plan_blocks(
-    depths: Int32[Tensor, "B Q"],
-    prefix_lens: Int[Tensor, " B"],
+    prefix_lens: Int32[Tensor, " B"],
+    limits: Int32[Tensor, " B"],
     slot_table: Int64[Tensor, "B max_context"],
-) -> VerifyLayout:
-    """Lay out blocks of a drafter, which read a prefix each and write nothing: no verify pass.
+    roots: Int64[Tensor, " B"],
+    token_ids: Int64[Tensor, "B Q"],
+) -> tuple[VerifyLayout, Int32[Tensor, " B"], Int64[Tensor, " B"]]:
+    """Begin a round: say who takes part in it, and lay out the blocks of its drafter.
 
-    Every place has its block, so that block b's rows begin at ``b * Q``: one that is unused reads no prefix.
-    What the layout holds for ``out_cache_loc`` means nothing.
+    Blocks read a prefix each and write nothing: this is no verify pass. Every place has its block, so that
+    block b's rows begin at ``b * Q``; one that takes no part reads no prefix. What the layout holds for
+    ``out_cache_loc`` and ``mask_indptr`` means nothing.
 
     Args:
-        depths: ``[B, Q]`` of each block's rows.
-        prefix_lens: ``[B]`` entries that each block reads. Negative: an unused place.
+        prefix_lens: ``[B]`` entries that each place holds. Negative: an unused place.
+        limits: ``[B]`` a place that holds as many entries takes no part any more.
         slot_table: ``[B, max_context]`` slots of each place's entries.
+        roots: ``[B]`` first token of each block.
+        token_ids: ``[B, Q]`` the blocks, whose first tokens are written.
+
+    Returns:
+        The layout, the prefix length of who takes part, -1 for the others, and the roots. Both are the
+        round's own, whatever becomes of ``prefix_lens`` and ``roots`` before its end.
 
     Raises:
         InputError: sizes whose indptr could overflow int32.
     """
-    return _planned(depths, prefix_lens.clamp(min=0), slot_table, None)
+    layout = _unfilled(token_ids, slot_table)
+    live, begun = torch.empty_like(prefix_lens), torch.empty_like(roots)
+    _plan_blocks(
+        prefix_lens, limits, slot_table, roots, token_ids, begun, live,
+        layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.positions,
+    )  # fmt: skip
+    return layout, live, begun
 
 
-def _planned(
-    depths: Tensor, prefix_lens: Tensor, slot_table: Tensor, q_lens: Tensor | None
-) -> VerifyLayout:
-    """A layout of full size, filled."""
-    (batch, rows), max_context = depths.shape, slot_table.shape[1]
+@op(
+    "plan_blocks",
+    writes=("token_ids", "begun", "live", "qo_indptr", "kv_indptr", "kv_indices", "positions"),
+)
+def _plan_blocks(
+    prefix_lens: Tensor,
+    limits: Tensor,
+    slot_table: Tensor,
+    roots: Tensor,
+    token_ids: Tensor,
+    begun: Tensor,
+    live: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    positions: Tensor,
+) -> None:
+    """Fill the layout of blocks."""
+    (batch, rows), max_context = token_ids.shape, slot_table.shape[1]
+    plan_blocks_kernel[_shares(batch, max_context)](
+        prefix_lens, limits, slot_table, roots, token_ids, begun, live,
+        qo_indptr, kv_indptr, kv_indices, positions,
+        batch, rows, max_context, slot_table.stride(0),
+        BATCH=triton.next_power_of_2(batch), ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def _shares(batch: int, max_context: int) -> tuple[int, int]:
+    """Programs of a plan: some for each request share the copy of its prefix slots."""
+    return batch, max(1, min(32, triton.cdiv(max_context, BLOCK)))
+
+
+def _unfilled(rows_of: Tensor, slot_table: Tensor) -> VerifyLayout:
+    """A layout of full size for ``[B, Q]`` rows."""
+    (batch, rows), max_context = rows_of.shape, slot_table.shape[1]
     require(
         fits_int32(batch * max(max_context, rows)),
         "{} requests of {} entries and {} rows overflow int32's 2147483647: split the batch",
@@ -103,7 +154,7 @@ def _planned(
     def new(size: int, dtype: torch.dtype) -> Tensor:
         return slot_table.new_empty(size, dtype=dtype)
 
-    layout = VerifyLayout(
+    return VerifyLayout(
         qo_indptr=new(batch + 1, torch.int32),
         kv_indptr=new(batch + 1, torch.int32),
         kv_indices=new(batch * max_context, torch.int64),
@@ -113,12 +164,6 @@ def _planned(
         out_cache_loc=new(batch * rows, torch.int64),
         is_captured=True,
     )
-    _plan(
-        depths, prefix_lens, slot_table, q_lens,
-        layout.qo_indptr, layout.kv_indptr, layout.kv_indices,
-        layout.mask_indptr, layout.positions, layout.out_cache_loc,
-    )  # fmt: skip
-    return layout
 
 
 @op(
@@ -147,7 +192,7 @@ def _plan(
     """Fill the layout."""
     batch, rows = depths.shape
     max_context = slot_table.shape[1]
-    plan_kernel[(batch, max(1, min(32, triton.cdiv(max_context, BLOCK))))](
+    plan_kernel[_shares(batch, max_context)](
         depths.contiguous(), prefix_lens.contiguous(), slot_table,
         None if q_lens is None else q_lens.contiguous(),
         qo_indptr, kv_indptr, kv_indices, mask_indptr, positions, out_cache_loc,

@@ -7,6 +7,17 @@ from ddtree.impl.index import block_start, kv_len, mask_len, position, row_offse
 
 
 @triton.jit
+def _copy_slots(slots, into, prefix_len, BLOCK: tl.constexpr):
+    """Copy a prefix's slots, shared among the programs of axis 1."""
+    for first in range(
+        block_start(tl.program_id(1), BLOCK), prefix_len, block_start(tl.num_programs(1), BLOCK)
+    ):
+        entry = first + tl.arange(0, BLOCK)
+        slot = tl.load(slots + entry, mask=entry < prefix_len, other=-1)
+        tl.store(into + entry, slot, mask=entry < prefix_len)
+
+
+@triton.jit
 def plan_kernel(
     depths, prefix_lens, slot_table, q_lens,  # [B, Q], [B], [B, max_context], [B] or None
     qo_indptr, kv_indptr, kv_indices, mask_indptr, positions, out_cache_loc,  # out
@@ -34,13 +45,7 @@ def plan_kernel(
     kv_start = tl.sum(tl.where(is_before, prefix, 0), axis=0)
     prefix_len = tl.sum(tl.where(is_mine, prefix, 0), axis=0)
     slots = slot_table + row_offset(b.to(tl.int64), table_stride, 0)
-
-    for first in range(
-        block_start(share, BLOCK), prefix_len, block_start(tl.num_programs(1), BLOCK)
-    ):
-        entry = first + tl.arange(0, BLOCK)
-        slot = tl.load(slots + entry, mask=entry < prefix_len, other=-1)
-        tl.store(kv_indices + kv_start + entry, slot, mask=entry < prefix_len)
+    _copy_slots(slots, kv_indices + kv_start, prefix_len, BLOCK)
 
     if share == 0:
         q_start = tl.sum(tl.where(is_before, width, 0), axis=0)
@@ -69,6 +74,43 @@ def plan_kernel(
         into = tl.where(has_query, q_start + row, unused)
         tl.store(positions + into, tl.where(has_query, position(prefix_len, depth), 0), mask=is_row)
         tl.store(out_cache_loc + into, slot, mask=is_row)
+
+
+@triton.jit
+def plan_blocks_kernel(
+    prefix_lens, limits, slot_table, roots,  # [B] twice, [B, max_context], [B]
+    token_ids, begun, live,  # out [B, rows], of which the first of each, [B] twice
+    qo_indptr, kv_indptr, kv_indices, positions,  # out
+    batch, rows, max_context, table_stride,
+    BATCH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lay out one place's block. As in ``plan_kernel``, every program adds up the lengths before its own."""
+    b = tl.program_id(0)
+    request = tl.arange(0, BATCH)
+    held = tl.load(prefix_lens + request, mask=request < batch, other=-1)
+    limit = tl.load(limits + request, mask=request < batch, other=-1)
+    is_live = (held >= 0) & (held < limit)
+    prefix = tl.where(is_live, tl.minimum(held, max_context), 0)
+    kv_start = tl.sum(tl.where(request < b, prefix, 0), axis=0)
+    prefix_len = tl.sum(tl.where(request == b, prefix, 0), axis=0)
+    slots = slot_table + row_offset(b.to(tl.int64), table_stride, 0)
+    _copy_slots(slots, kv_indices + kv_start, prefix_len, BLOCK)
+
+    if tl.program_id(1) == 0:
+        if b == 0:
+            tl.store(qo_indptr, 0)
+            tl.store(kv_indptr, 0)
+        tl.store(qo_indptr + b + 1, row_offset(b + 1, rows, 0))
+        tl.store(kv_indptr + b + 1, kv_start + prefix_len)
+        mine = tl.sum(tl.where((request == b) & is_live, held, 0), axis=0)
+        takes_part = tl.sum(((request == b) & is_live).to(tl.int32), axis=0)
+        tl.store(live + b, tl.where(takes_part > 0, mine, -1))
+        row = tl.arange(0, ROWS)
+        at = row_offset(b.to(tl.int64), rows, row)
+        tl.store(positions + at, position(prefix_len, row).to(tl.int64), mask=row < rows)
+        root = tl.load(roots + b)
+        tl.store(begun + b, root)
+        tl.store(token_ids + row_offset(b.to(tl.int64), rows, 0), root)
 
 
 @triton.jit

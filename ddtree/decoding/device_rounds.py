@@ -23,9 +23,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ddtree.decoding.batch import BatchTarget
-from ddtree.decoding.decoding import top_two
 from ddtree.decoding.dflash import DFlashDrafter
-from ddtree.decoding.dflash_paged import PagedDFlash
+from ddtree.decoding.dflash_paged import Drafted, PagedDFlash
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.paged import PagedTarget
 from ddtree.decoding.rounds import (
@@ -35,14 +34,14 @@ from ddtree.decoding.rounds import (
     Read,
     Request,
     Watched,
-    path_rows,
     request_of,
 )
 from ddtree.impl import verify_round
+from ddtree.impl.commit import keep_accepted
+from ddtree.impl.record import pack_record, record_fields
 from ddtree.impl.round import Captured
 from ddtree.invariants.streams import own_stream
-from ddtree.spec.contracts import Acceptance, Budget, DraftTree
-from ddtree.spec.round import Round
+from ddtree.spec.contracts import Acceptance, Budget, Commit, DraftTree, VerifyLayout
 from ddtree.spec.sampling import Sampling
 
 RECORDS = 2
@@ -68,7 +67,7 @@ class DeviceRounds:
             InputError: as the steps of a round raise it.
         """
         batch, device = target.max_batch, target.device
-        self._target, self._watched = target, Watched(target)
+        self._target, self._watched = target, _Verifier(target, self)
         self._budget, self._topk, self._ragged = Budget(budget), topk, ragged
         self.roots = torch.zeros(batch, dtype=torch.int64, device=device)
         self.limits = torch.zeros(batch, dtype=torch.int32, device=device)
@@ -92,7 +91,7 @@ class DeviceRounds:
         self.ahead = int(self._host is None)
 
         self._side = own_stream(device, "record") if device.type == "cuda" else None
-        """For the record, which nothing in a round waits for."""
+        """For what a round waits for only in its end: the drafter's context, the next roots, the record."""
         self._captured: Captured[_Record] | None = None
         self._records: list[Tensor] = []
         if device.type == "cuda":
@@ -142,21 +141,39 @@ class DeviceRounds:
     def step(self) -> "_Record":
         """One round of all places. Nothing in it waits for the device, or looks at what is there."""
         held = self._target.prefix_lens
-        live = torch.where(held < self.limits, held, -1)  # before the commit, which moves `held`
         resident = self.resident
-        drafts = self._drafts if resident is None else resident.draft(self.roots, live)
+        if resident is not None:
+            drafted = resident.draft(self.roots, self.limits)
+        else:
+            live = torch.where(held < self.limits, held, -1)
+            drafted = Drafted(self._drafts, live, self.roots.clone())
         result = verify_round(
-            drafts, self.roots, live, self._watched, self._budget, self._topk,
+            drafted.logits, drafted.roots, drafted.prefix_lens, self._watched, self._budget, self._topk,
             from_logits=resident is not None, ragged=self._ragged, sampling=self._sampling,
         )  # fmt: skip
-        with self._beside():
-            record = _Record(result, None if self._sampling else self._watched.logits)
         if resident is not None:
-            resident.commit(self._target.committed_features(), live, result.commit)
-        accepted = result.acceptance
-        self.roots.copy_(torch.where(accepted.num_accepted > 0, accepted.bonus, self.roots))
+            with self._beside():
+                resident.commit(result.commit)
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
+        record = self._watched.record
+        assert record is not None
+        return record
+
+    def verified(self, layout: VerifyLayout) -> None:
+        """The target's pass is over: the drafter takes its context of all rows."""
+        features = self._target.row_features
+        if self.resident is not None and features is not None:
+            with self._beside():
+                self.resident.take(features, layout.positions, layout.out_cache_loc)
+
+    def accepted(
+        self, tree: DraftTree, layout: VerifyLayout, acceptance: Acceptance, logits: Tensor
+    ) -> "_Record":
+        """The paths are known: the next roots, and the record."""
+        with self._beside():
+            record = _Record(tree, layout, acceptance, None if self._sampling else logits)
+            keep_accepted(acceptance.num_accepted, acceptance.bonus, self.roots)
         return record
 
     @contextmanager
@@ -202,33 +219,39 @@ class DeviceRounds:
         return news
 
 
+class _Verifier(Watched):
+    """The target as a round sees it, which tells the rounds what can begin beside the round."""
+
+    def __init__(self, target: PagedTarget, rounds: DeviceRounds) -> None:
+        super().__init__(target)
+        self._rounds = rounds
+        self._tree: DraftTree | None = None
+        self.record: _Record | None = None
+
+    def forward(self, tree: DraftTree, layout: VerifyLayout, mask: Any) -> Tensor:
+        """The target's logits."""
+        logits = super().forward(tree, layout, mask)
+        self._tree = tree
+        self._rounds.verified(layout)
+        return logits
+
+    def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
+        """The target's."""
+        assert self._tree is not None
+        self.record = self._rounds.accepted(self._tree, layout, acceptance, self.logits)
+        return super().commit(layout, acceptance)
+
+
 class _Record:
     """What the host reads of a round, side by side in one tensor of int64."""
 
-    def __init__(self, result: Round, logits: Tensor | None) -> None:
+    def __init__(
+        self, tree: DraftTree, layout: VerifyLayout, acceptance: Acceptance, logits: Tensor | None
+    ) -> None:
         """Put the round together; with ``logits`` the margins along its paths too."""
-        tree, acceptance = result.tree, result.acceptance
-        parts = {
-            "token_ids": result.token_ids,
-            "nodes": acceptance.nodes,
-            "num_accepted": acceptance.num_accepted[:, None],
-            "bonus": acceptance.bonus[:, None],
-            "num_nodes": tree.num_nodes[:, None],
-            "tree_ids": tree.token_ids,
-            "parents": tree.parents,
-            "depths": tree.depths,
-            "scores": tree.scores.view(torch.int64),
-        }
-        if logits is not None:
-            rows = path_rows(result, len(logits))
-            margins, runner_ups = (
-                found.view(rows.shape) for found in top_two(logits[rows.flatten()])
-            )
-            parts |= {"margins": margins.view(torch.int64), "runner_up_ids": runner_ups}
-        self._widths = {name: part.shape[1] for name, part in parts.items()}
-        self.packed: Int64[Tensor, "B fields"] = torch.cat(
-            [part.long() for part in parts.values()], dim=1
-        )
+        width, rows = acceptance.nodes.shape[1], tree.token_ids.shape[1]
+        self._widths = record_fields(width, rows, has_margins=logits is not None)
+        self.packed: Int64[Tensor, "B fields"] = pack_record(tree, layout, acceptance, logits)
 
     def fields(self, packed: Int64[Tensor, "B fields"]) -> dict[str, Int64[Tensor, "B width"]]:
         """Copies of the parts, on the CPU."""

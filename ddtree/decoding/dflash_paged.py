@@ -4,19 +4,33 @@ Its context lies in pools of its own in the very slots of the target's entries: 
 given it a slot, and what the target's slot table says of a prefix holds here too.
 """
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from ddtree.decoding.dflash import DFlashDrafter
-from ddtree.decoding.fused import FusedLayers, Norm
+from ddtree.decoding.fused import FusedLayers, Norm, Tokens
 from ddtree.decoding.paged import PagedTarget
 from ddtree.impl.attention import HEAD_DIMS, block_attention
+from ddtree.impl.commit import move_rows
 from ddtree.impl.layers import add_norm
 from ddtree.impl.layout import plan_blocks
-from ddtree.spec.contracts import Commit, DraftTree, QLen
+from ddtree.spec.contracts import Commit, QLen
 from ddtree.spec.errors import require
 from ddtree.spec.index import bit_words
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A draft, and what the round that it begins is of; nothing else writes into it."""
+
+    logits: Float[Tensor, "B horizon vocab"]
+    """Those of places without a prefix length mean nothing."""
+    prefix_lens: Int32[Tensor, " B"]
+    """The target's; -1 for places that have reached their limit, too."""
+    roots: Int64[Tensor, " B"]
 
 
 class PagedDFlash:
@@ -36,31 +50,31 @@ class PagedDFlash:
         self.drafter, self.target = drafter, target
         self.horizon = drafter.block_size - 1
         batch, size, device = target.max_batch, QLen(drafter.block_size), target.device
-        shape = (target.pad_slot + 1, config.num_key_value_heads, config.head_dim)
-
-        def pools() -> tuple[Tensor, ...]:
-            weight = drafter.model.fc.weight
-            layers = range(config.num_hidden_layers)
-            return tuple(torch.zeros(shape, dtype=weight.dtype, device=device) for _ in layers)
-
-        self._pools = list(zip(pools(), pools(), strict=True))
         model = drafter.model
-        self._layers = FusedLayers(list(model.layers), model.norm, config.head_dim)
+        self._whole = torch.zeros(
+            (
+                config.num_hidden_layers,
+                2,
+                target.pad_slot + 1,
+                config.num_key_value_heads,
+                config.head_dim,
+            ),
+            dtype=model.fc.weight.dtype,
+            device=device,
+        )
+        self._pools = [(key, value) for key, value in self._whole]
+        self._layers = FusedLayers(
+            list(model.layers), model.norm, config.head_dim, has_context=True
+        )
         self._context_norm = Norm.of(model.hidden_norm)
         entries = torch.arange(target.max_context + size, device=device)
         cos, sin = model.rope(entries, model.fc.weight.dtype)
         self._rope = cos[:, 0].contiguous(), sin[:, 0].contiguous()
-        depths = torch.arange(size, dtype=torch.int32, device=device).expand(batch, size)
-        depths = depths.contiguous()
-        tokens = torch.full((batch, size), config.mask_token_id, device=device)
-        scores = torch.zeros((batch, size), dtype=torch.float64, device=device)
-        counts = torch.full((batch,), size, dtype=torch.int32, device=device)
-        self._block = DraftTree(tokens, depths - 1, depths, scores, counts)
-        """As a chain, which lays out its rows; the mask token everywhere but at the root."""
+        self._block = torch.full((batch, size), config.mask_token_id, device=device)
+        """The mask token everywhere but at the root."""
         words = [_word(size, word) for word in range(bit_words(size))]
         self._words = torch.tensor([words] * (batch * size), dtype=torch.int32, device=device)
         """Every row of a block sees the whole block."""
-        self._steps = torch.arange(size, device=device)
 
     @staticmethod
     def serves(drafter: DFlashDrafter) -> bool:
@@ -73,44 +87,48 @@ class PagedDFlash:
         features = self.target.take_features(place, count)
         assert features is not None
         entries = torch.arange(count, device=features.device)
-        self._append(features, entries, self.target.slot_table[place, :count])
+        self.take(features, entries, self.target.slot_table[place, :count])
 
     @torch.no_grad()
-    def draft(
-        self, roots: Int64[Tensor, " B"], prefix_lens: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B horizon vocab"]:
-        """Logits of what may follow each root; those of unused places (prefix length -1) mean nothing."""
-        self._block.token_ids[:, 0].copy_(roots)
-        layout = plan_blocks(self._block.depths, prefix_lens, self.target.slot_table)
+    def draft(self, roots: Int64[Tensor, " B"], limits: Int32[Tensor, " B"]) -> Drafted:
+        """Begin a round: draft what may follow each root of a place below its limit."""
+        target = self.target
+        layout, live, begun = plan_blocks(
+            target.prefix_lens, limits, target.slot_table, roots, self._block
+        )
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return block_attention(query, key, value, *self._pools[layer], layout, self._words)
 
-        x = self.drafter.embed(self._block.token_ids.flatten())
-        hidden, _ = self._layers(x, self._rope, layout.positions, attend)
-        return self.drafter.logits(hidden.unflatten(0, self._block.token_ids.shape)[:, 1:])
+        drafter = self.drafter
+        factor = drafter.model.config.input_embedding_scale
+        tokens = Tokens(drafter.embedding, self._block, layout.qo_indptr, factor)
+        hidden, _ = self._layers(tokens, self._rope, layout.positions, attend)
+        # the root's row is left out afterwards: without it rows of several blocks would have to be copied
+        logits = drafter.logits(hidden).unflatten(0, self._block.shape)[:, 1:]
+        return Drafted(logits, live, begun)
 
     @torch.no_grad()
-    def commit(
-        self,
-        features: Float[Tensor, "B W width"],
-        prefix_lens: Int[Tensor, " B"],
-        commit: Commit,
-    ) -> None:
-        """Take the context of what a round has committed behind ``prefix_lens``."""
-        entries = prefix_lens.clamp(min=0)[:, None] + self._steps  # -1: an unused place
-        slots = torch.where(commit.dst < 0, self.target.pad_slot, commit.dst)
-        self._append(features.flatten(0, 1), entries.flatten(), slots.flatten())
+    def commit(self, commit: Commit) -> None:
+        """Follow the target's commit, where that moves KV from slot to slot."""
+        if self.target.kv.page_size > 1:
+            move_rows([pool for pair in self._pools for pool in pair], commit)
 
-    def _append(
+    @torch.no_grad()
+    def take(
         self,
         features: Float[Tensor, "n width"],
         entries: Int64[Tensor, " n"],
         slots: Int64[Tensor, " n"],
     ) -> None:
+        """Take the context of entries, in slots of their own; those with a negative slot are left out.
+
+        A verify pass may hand in all rows of its trees, whoever will be accepted: like their KV they lie in
+        the rows' slots until the commit, and a row's position is that of the entry it would become.
+        """
         model, norm = self.drafter.model, self._context_norm
         x, _ = add_norm(model.fc(features.to(norm.weight)), None, norm.weight, norm.eps)
-        self._layers.write_context(x, self._rope, entries, self._pools, slots)
+        self._layers.write_context(x, self._rope, entries, self._whole, slots)
 
 
 def _word(size: int, word: int) -> int:

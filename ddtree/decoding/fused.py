@@ -6,16 +6,16 @@ views of it, so nothing is held twice), and what stands between the products is 
 (``ddtree.impl.layers``).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddtree.impl.layers import add_norm, gate, split_heads
+from ddtree.impl.layers import add_norm, embed_norm, gate, split_heads, write_context
 
 MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 """Transformers' models whose layers are plain: pre-norm, rotary, gated by SiLU, nothing scaled."""
@@ -24,6 +24,18 @@ Pools = Sequence[tuple[Tensor, Tensor]]
 """Of each layer: keys and values ``[slots, kv_heads, head_dim]``."""
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Given a layer and ``[T, heads, head_dim]`` queries, keys and values: what attention makes of them."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a pass begins with: tokens, to be looked up."""
+
+    table: Tensor
+    token_ids: Int64[Tensor, "B width"]
+    starts: Int32[Tensor, " indptr"]
+    """Row at which each request's rows begin, as ``VerifyLayout.qo_indptr``."""
+    factor: float = 1.0
+    """On what is looked up."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,23 @@ class _Layer:
     down: nn.Linear
 
 
+@dataclass(frozen=True)
+class _Context:
+    """What makes keys and values in all layers: weights stacked over layers too."""
+
+    qkv: Tensor
+    bias: Tensor | None
+    k_norms: Tensor | None
+
+
 class FusedLayers:
     """A stack of layers with the final norm."""
 
-    def __init__(self, layers: Sequence[Any], norm: Any, head_dim: int) -> None:
-        """Take the modules; their stacked parameters become views."""
+    def __init__(
+        self, layers: Sequence[Any], norm: Any, head_dim: int, *, has_context: bool = False
+    ) -> None:
+        """Take the modules; their stacked parameters become views. ``has_context``: for ``write_context``."""
+        self._context = _context_of([layer.self_attn for layer in layers]) if has_context else None
         self._layers = [_layer_of(layer) for layer in layers]
         self._norm = Norm.of(norm)
         first = layers[0].self_attn
@@ -72,35 +96,41 @@ class FusedLayers:
 
     def __call__(
         self,
-        x: Float[Tensor, "T hidden"],
+        tokens: Tokens,
         rope: tuple[Tensor, Tensor],
         positions: Int64[Tensor, " T"],
         attend: Attend,
         pools: Pools | None = None,
         slots: Int64[Tensor, " T"] | None = None,
-        watched: Collection[int] = (),
-    ) -> tuple[Float[Tensor, "T hidden"], dict[int, Tensor]]:
+        watched: Sequence[int] = (),
+    ) -> tuple[Float[Tensor, "T hidden"], Float[Tensor, "T features"] | None]:
         """Run the layers.
 
         Args:
-            x: the rows.
+            tokens: of the rows.
             rope: cosines and sines ``[entries, head_dim]`` of every position that there may be.
             positions: of the rows.
             attend: the attention.
             pools: where keys and values go.
-            slots: of the pools, one a row.
+            slots: of the pools, one a row; rows with a negative one go to none.
             watched: layers whose outputs are wanted.
 
         Returns:
-            The rows after the final norm, and the outputs of the watched layers; that of the last one is
-            normalised, as Transformers has it.
+            The rows after the final norm, and the outputs of the watched layers side by side; that of the
+            last one is normalised, as Transformers has it.
         """
-        hidden, residual = x, None
-        outputs: dict[int, Tensor] = {}  # Dynamo cannot call dict[int, Tensor]
+        hidden, residual = embed_norm(
+            tokens.table, tokens.token_ids, tokens.starts, positions.numel(),
+            self._layers[0].input_norm.weight, self._layers[0].input_norm.eps, tokens.factor,
+        )  # fmt: skip
+        features = outputs = None
+        if watched:
+            features = hidden.new_empty((hidden.shape[0], len(watched) * hidden.shape[1]))
+            outputs = features.split(hidden.shape[1], dim=1)
         for i, layer in enumerate(self._layers):
-            hidden, residual = _normed(hidden, residual, layer.input_norm)
             if i:
-                outputs[i - 1] = residual
+                into = outputs[watched.index(i - 1)] if outputs and i - 1 in watched else None
+                hidden, residual = _normed(hidden, residual, layer.input_norm, into)
             query, key, value = split_heads(
                 F.linear(hidden, layer.qkv, layer.qkv_bias), rope, positions, self.heads,
                 (layer.q_norm, layer.k_norm), layer.head_eps,
@@ -110,31 +140,36 @@ class FusedLayers:
             hidden, residual = _normed(hidden, residual, layer.mlp_norm)
             hidden = layer.down(gate(F.linear(hidden, layer.gate_up)))
         hidden, _ = _normed(hidden, residual, self._norm)
-        outputs[len(self._layers) - 1] = hidden
-        return hidden, {i: outputs[i] for i in watched}
+        if outputs and len(self._layers) - 1 in watched:
+            outputs[watched.index(len(self._layers) - 1)].copy_(hidden)
+        return hidden, features
 
     def write_context(
         self,
         x: Float[Tensor, "T hidden"],
         rope: tuple[Tensor, Tensor],
         positions: Int64[Tensor, " T"],
-        pools: Pools,
+        pools: Float[Tensor, "layers 2 slots kv_heads head_dim"],
         slots: Int64[Tensor, " T"],
     ) -> None:
-        """Put each layer's keys and values of ``x`` into its pools."""
-        for layer, held in zip(self._layers, pools, strict=True):
-            bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_width :]
-            rows = F.linear(x, layer.qkv[self._q_width :], bias)
-            split_heads(
-                rows,
-                rope,
-                positions,
-                (0, self.heads[1]),
-                (None, layer.k_norm),
-                layer.head_eps,
-                held,
-                slots,
-            )
+        """Put each layer's keys and values of ``x`` into its pools, all layers at once.
+
+        Rows with a negative slot are left out.
+        """
+        assert self._context is not None
+        count = len(self._layers)
+        weight = self._context.qkv.unflatten(0, (count, -1))[:, self._q_width :]
+        each = x.expand(count, *x.shape)
+        if self._context.bias is None:
+            rows = torch.bmm(each, weight.transpose(1, 2))
+        else:
+            bias = self._context.bias.unflatten(0, (count, 1, -1))[..., self._q_width :]
+            rows = torch.baddbmm(bias, each, weight.transpose(1, 2))
+        norms = self._context.k_norms
+        write_context(
+            rows, rope, positions, None if norms is None else norms.unflatten(0, (count, -1)),
+            self._layers[0].head_eps, pools, slots,
+        )  # fmt: skip
 
 
 class FusedModel:
@@ -153,19 +188,22 @@ class FusedModel:
 
     def __call__(
         self,
-        token_ids: Int64[Tensor, " T"],
+        token_ids: Int64[Tensor, "B width"],
+        starts: Int32[Tensor, " indptr"],
         positions: Int64[Tensor, " T"],
         attend: Attend,
         pools: Pools | None,
-        slots: Int64[Tensor, " T"],
-        watched: Collection[int],
+        slots: Int64[Tensor, " T"] | None,
+        watched: Sequence[int],
         keep: int,
-    ) -> tuple[Float[Tensor, "kept vocab"], dict[int, Tensor]]:
+    ) -> tuple[Float[Tensor, "kept vocab"], Float[Tensor, "T features"] | None]:
         """Logits of the last ``keep`` rows (0: of all), and the outputs of the watched layers."""
-        x = self._embed(token_ids)
-        hidden, outputs = self._layers(x, self._rope, positions, attend, pools, slots, watched)
+        tokens = Tokens(self._embed.weight, token_ids, starts)
+        hidden, features = self._layers(
+            tokens, self._rope, positions, attend, pools, slots, watched
+        )
         logits: Tensor = self._head(hidden[-keep:] if keep else hidden)
-        return logits, outputs
+        return logits, features
 
 
 def can_fuse(model: Any) -> bool:
@@ -185,11 +223,13 @@ def can_fuse(model: Any) -> bool:
             return False
         if any(type(module) is not nn.Linear for module in linear):
             return False
-    return True
+    return type(model.model.embed_tokens) is nn.Embedding
 
 
-def _normed(x: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    return add_norm(x, residual, norm.weight, norm.eps)
+def _normed(
+    x: Tensor, residual: Tensor | None, norm: Norm, into: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return add_norm(x, residual, norm.weight, norm.eps, into)
 
 
 def _layer_of(layer: Any) -> _Layer:
@@ -211,7 +251,20 @@ def _layer_of(layer: Any) -> _Layer:
     )
 
 
-def _stacked(modules: Sequence[nn.Linear], name: str) -> Tensor:
+def _context_of(attentions: Sequence[Any]) -> _Context:
+    """Stack the projections of all layers, of which those of one layer are then a part."""
+    projections = [
+        module for each in attentions for module in (each.q_proj, each.k_proj, each.v_proj)
+    ]
+    norms = [each.k_norm for each in attentions if getattr(each, "k_norm", None) is not None]
+    return _Context(
+        qkv=_stacked(projections, "weight"),
+        bias=None if projections[0].bias is None else _stacked(projections, "bias"),
+        k_norms=_stacked(norms, "weight") if norms else None,
+    )
+
+
+def _stacked(modules: Sequence[nn.Module], name: str) -> Tensor:
     """The parameters as one tensor, of which they become views; once, however often it is asked for."""
     parts = [getattr(module, name).data for module in modules]
     storage = parts[0].untyped_storage()

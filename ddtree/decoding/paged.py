@@ -17,6 +17,8 @@ from ddtree.decoding.fused import MODEL_TYPES, FusedModel, can_fuse
 from ddtree.decoding.paged_attention import Asked, VerifyPass
 from ddtree.decoding.paged_layers import layers_of
 from ddtree.impl import commit_kv, convert_mask, plan_verify, tree_mask
+from ddtree.impl.arguments import require_requests, require_tree
+from ddtree.impl.commit import keep_accepted
 from ddtree.impl.layout import row_inputs
 from ddtree.impl.op import require_kernels
 from ddtree.impl.tree import MAX_HORIZON
@@ -111,7 +113,8 @@ class PagedTarget:
         self.watch(feature_layer_ids)
         self.row_features: Float[Tensor, "T width"] | None = None
         """Hidden states of the rows of the last pass, or of the last prefill."""
-        self._committed_rows: Int64[Tensor, "max_batch width"] | None = None
+        self._committed: tuple[VerifyLayout, Acceptance] | None = None
+        """What the last commit was given; None after a prefill."""
 
         pages_each = -(-self.max_context // page_size)
         num_pages = max_batch * pages_each if num_pages is None else num_pages
@@ -192,18 +195,10 @@ class PagedTarget:
         """
         if self.row_features is None or not self.feature_layer_ids:
             return None
-        if self._committed_rows is None:  # a prefill
+        if self._committed is None:
             return self.row_features
-        return self.row_features[self._committed_rows[place, :count]]
-
-    def committed_features(self) -> Float[Tensor, "max_batch width features"]:
-        """Hidden states of the rows that the last round has committed, in the order of the paths.
-
-        Rows past a path's end mean nothing. Unlike ``take_features`` it never waits for the device.
-        """
-        assert self.row_features is not None
-        assert self._committed_rows is not None
-        return self.row_features[self._committed_rows.clamp(min=0)]
+        layout, acceptance = self._committed
+        return self.row_features[layout.qo_indptr[place] + acceptance.nodes[place, :count]]
 
     @torch.no_grad()
     def prefill(
@@ -239,11 +234,10 @@ class PagedTarget:
             tree = _chain(chunk)
             prefix = self.prefix_lens[request : request + 1]
             layout = plan_verify(tree, prefix, self.slot_table[request : request + 1])
-            tokens, slots = row_inputs(tree, layout, self.pad_slot)
-            logits = self._pass(tokens, slots, layout, tree_mask(tree, layout).words, keep=1)
+            logits = self._pass(tree, layout, tree_mask(tree, layout).words, keep=1)
             features.append(self.row_features)
             self.prefix_lens[request] += chunk.numel()
-        self._committed_rows = None
+        self._committed = None
         if self.feature_layer_ids:
             self.row_features = torch.cat([rows for rows in features if rows is not None])
         return logits[-1]
@@ -282,30 +276,25 @@ class PagedTarget:
             The logits of every row of the layout; those of rows past ``qo_indptr[-1]`` mean nothing.
         """
         bits = mask if isinstance(mask, BitMask) else convert_mask(mask, layout, "bits")
-        tokens, slots = row_inputs(tree, layout, self.pad_slot)
-        return self._pass(tokens, slots, layout, bits.words, keep=0)
+        return self._pass(tree, layout, bits.words, keep=0)
 
     @torch.no_grad()
     def commit(self, layout: VerifyLayout, acceptance: Acceptance) -> Commit:
         """Keep the accepted rows' KV in every layer, and count them in ``prefix_lens``."""
         commit = commit_kv(self.kv, layout, acceptance)
-        if self.feature_layer_ids:
-            starts = layout.qo_indptr[: len(acceptance.nodes), None]
-            self._committed_rows = starts.long() + acceptance.nodes
+        self._committed = layout, acceptance
         held = self.prefix_lens[: commit.prefix_lens.numel()]
-        held.copy_(torch.where(acceptance.num_accepted > 0, commit.prefix_lens, held))
+        keep_accepted(acceptance.num_accepted, commit.prefix_lens, held)
         return commit
 
-    def _pass(
-        self, tokens: Tensor, slots: Tensor, layout: VerifyLayout, words: Tensor, keep: int
-    ) -> Tensor:
+    def _pass(self, tree: DraftTree, layout: VerifyLayout, words: Tensor, keep: int) -> Tensor:
         """Run the rows through the model; ``keep``: logits of so many last rows, 0: of all."""
-        verify = VerifyPass(self.kv, layout, slots)
         watched = self.feature_layer_ids
         if self._fused is not None:
-            logits, outputs = self._run_fused(tokens, verify, words, keep)
-            rows = [outputs[i] for i in watched]
+            logits, self.row_features = self._run_fused(tree, layout, words, keep)
         else:
+            tokens, slots = row_inputs(tree, layout, self.pad_slot)
+            verify = VerifyPass(self.kv, layout, slots)
             out = self.model(
                 input_ids=tokens[None],
                 position_ids=layout.positions[None],
@@ -316,27 +305,32 @@ class PagedTarget:
                 ddtree=verify,
             )
             logits = out.logits[0]
-            rows = [out.hidden_states[i + 1][0] for i in watched]  # entry 0 is the embedding
-        if watched:
-            self.row_features = torch.cat(rows, dim=-1)
+            if watched:  # entry 0 is the embedding
+                rows = [out.hidden_states[i + 1][0] for i in watched]
+                self.row_features = torch.cat(rows, dim=-1)
         return logits
 
     def _run_fused(
-        self, tokens: Tensor, verify: VerifyPass, words: Tensor, keep: int
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+        self, tree: DraftTree, layout: VerifyLayout, words: Tensor, keep: int
+    ) -> tuple[Tensor, Tensor | None]:
         """Run the rows through the fused layers, which write the pools themselves where dtypes agree."""
         assert self._fused is not None
+        require_tree(tree)
+        require_requests(layout, "tree", tree.token_ids.shape[0])
         pools = list(zip(self.kv.keys, self.kv.values, strict=True))
         is_plain = pools[0][0].dtype == self.dtype
+        slots = layout.out_cache_loc
+        if not is_plain:
+            _, slots = row_inputs(tree, layout, self.pad_slot)
+        verify = VerifyPass(self.kv, layout, slots)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             asked = Asked(None, None, self.layers[layer].window, None)
             return verify.attend_in(layer, query, key, value, words, asked, write=not is_plain)
 
-        positions = verify.layout.positions
         return self._fused(
-            tokens, positions, attend, pools if is_plain else None, verify.slots,
-            self.feature_layer_ids, keep,
+            tree.token_ids, layout.qo_indptr, layout.positions, attend,
+            pools if is_plain else None, slots if is_plain else None, self.feature_layer_ids, keep,
         )  # fmt: skip
 
     def _reserve(self, request: int, entries: int) -> None:

@@ -304,14 +304,17 @@ def test_a_request_has_no_rows_past_its_limit() -> None:
             helds[place].tokens += news.token_ids
     assert PLACES[0] + 2 <= int(target.prefix_lens[0]) < PLACES[0] + 2 + BLOCK
     assert len(helds[2].tokens) > 3
-    drafts = rounds.resident.draft(rounds.roots, target.prefix_lens)  # type: ignore[union-attr]
+    no_limits = torch.full_like(rounds.limits, CONTEXT)
+    drafted = rounds.resident.draft(rounds.roots, no_limits)  # type: ignore[union-attr]
+    assert torch.equal(drafted.prefix_lens, target.prefix_lens)
+    assert torch.equal(drafted.roots, rounds.roots)
     for place, held in helds.items():
         request = Request(prompt(PLACES[place]), len(held.tokens))
         assert list(plain(model, [request])[0].token_ids) == held.tokens
         assert int(target.prefix_lens[place]) == held.prefix_len
         assert int(rounds.roots[place]) == held.tokens[-1]
         expected = eager_drafts(model, drafter, torch.tensor(held.text))
-        assert torch.allclose(drafts[place].log_softmax(-1).cpu(), expected, atol=1e-4)
+        assert torch.allclose(drafted.logits[place].log_softmax(-1).cpu(), expected, atol=1e-4)
     assert int(target.prefix_lens[1]) == -1
 
 
@@ -334,7 +337,9 @@ def test_a_block_of_several_words_sees_itself_and_nothing_more() -> None:
     text = prompt(12)
     target.begin(0, text[:-1], CONTEXT)
     resident.begin(0, 11)
-    found = resident.draft(text[-1:].to(DEVICE), target.prefix_lens)[0].log_softmax(-1)
+    no_limits = torch.full_like(target.prefix_lens, CONTEXT)
+    drafted = resident.draft(text[-1:].to(DEVICE), no_limits)
+    found = drafted.logits[0].log_softmax(-1)
     assert torch.allclose(found.cpu(), eager_drafts(model, drafter, text), atol=1e-4)
 
 

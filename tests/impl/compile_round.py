@@ -12,8 +12,10 @@ import torch
 
 from ddtree import impl, spec
 from ddtree.impl.accept import new_tokens
-from ddtree.impl.layers import add_norm, gate, split_heads
-from ddtree.impl.layout import row_inputs
+from ddtree.impl.commit import keep_accepted
+from ddtree.impl.layers import add_norm, embed_norm, gate, split_heads, write_context
+from ddtree.impl.layout import plan_blocks, row_inputs
+from ddtree.impl.record import pack_record
 from ddtree.impl.sampling import row_uniforms
 from ddtree.spec import Budget, DraftTree, Horizon, PagedKV, QLen
 from tests.impl.launches import compiled_for
@@ -63,6 +65,11 @@ def launch_all(batch: int, budget: int, max_context: int, dtype: torch.dtype) ->
             top_p=top_p,
         )
     new_tokens(tree, acceptance)
+    for of_record in (None, logits):
+        pack_record(tree, layout, acceptance, of_record)
+    keep_accepted(acceptance.num_accepted, acceptance.bonus, roots)
+    keep_accepted(acceptance.num_accepted, prefix_lens, prefix_lens.clone())
+    plan_blocks(prefix_lens, prefix_lens, table, roots, torch.zeros(batch, HORIZON + 1).long())
     pools = tuple(torch.empty(64, 8, 128, dtype=torch.bfloat16) for _ in range(2))
     for page_size in (1, 16):
         impl.commit_kv(PagedKV(pools, pools, table, page_size), layout, acceptance)
@@ -74,6 +81,11 @@ def launch_layers(rows: int, dtype: torch.dtype) -> None:
     x, weight = torch.empty(rows, 576, dtype=dtype), torch.empty(576, dtype=dtype)
     for residual in (None, x):
         add_norm(x, residual, weight, 1e-6)
+    features = torch.empty(rows, 5 * 576, dtype=dtype)
+    add_norm(x, features[:, :576], weight, 1e-6, features[:, 576:1152])
+    starts = torch.zeros(2, dtype=torch.int32)
+    for factor in (1.0, 2.0):
+        embed_norm(x, torch.zeros(1, rows).long(), starts, rows, weight, 1e-6, factor)
     for q_heads, head_dim in ((9, 64), (0, 128)):
         stacked = torch.empty(rows, (q_heads + 6) * head_dim, dtype=dtype)
         angles, norm = torch.empty(rows, head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)
@@ -83,6 +95,10 @@ def launch_layers(rows: int, dtype: torch.dtype) -> None:
         split_heads(
             stacked, (angles, angles), slots, (q_heads, 3), (norm, norm), 1e-6, (pool, pool), slots
         )
+        context = torch.empty(5, rows, 6 * head_dim, dtype=dtype)
+        pools = torch.empty(5, 2, 64, 3, head_dim, dtype=dtype)
+        for norms in (None, torch.empty(5, head_dim, dtype=dtype)):
+            write_context(context, (angles, angles), slots, norms, 1e-6, pools, slots)
     gate(torch.empty(rows, 3072, dtype=dtype))
 
 
