@@ -103,7 +103,7 @@ class PagedDFlash:
         drafter = self.drafter
         factor = drafter.model.config.input_embedding_scale
         tokens = Tokens(drafter.embedding, self._block, layout.qo_indptr, factor)
-        hidden, _ = self._layers(tokens, self._rope, layout.positions, attend)
+        hidden = self._layers.draft(tokens, self._rope, layout.positions, attend)
         # the root's row is left out afterwards: without it rows of several blocks would have to be copied
         logits = drafter.logits(hidden).unflatten(0, self._block.shape)[:, 1:]
         return Drafted(logits, live, begun)

@@ -8,7 +8,7 @@ from tests.impl.cases import DEVICE
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="launches are counted in the interpreter")
 def test_a_round_takes_no_more_launches_than_it_is_known_for() -> None:
-    """Three layers and a drafter of one; nothing of the drafter's context is on the way, nor of the record."""
+    """Three layers and a drafter of one; the drafter's context and the record are not on the way."""
     layers, drafter_layers = 3, 1
     of = rounds(layers=layers, drafter_layers=drafter_layers, block=3, budget=2, batch=1)
     found = count(of)
@@ -16,11 +16,11 @@ def test_a_round_takes_no_more_launches_than_it_is_known_for() -> None:
     for (part, is_beside, _), times in found.items():
         parts[part][is_beside] += times
     assert parts == {
-        "draft": [3 + 10 * drafter_layers, 0],  # plan, final norm, head; the first norm looks up
+        "draft": [4 + 6 * drafter_layers, 0],  # plan, embedding, final norm, head
         "build": [3, 0],
         "plan": [1, 0],
         "mask": [1, 0],
-        "verify": [2 + 10 * layers, 0],
+        "verify": [2 + 10 * layers, 0],  # final norm, head; the first norm looks up
         "accept": [4, 0],
         "commit": [2, 0],
         "context": [0, 4],

@@ -25,11 +25,13 @@ from ddtree.decoding import (
     Stops,
     autoregressive,
     decode,
+    fused,
 )
 from ddtree.decoding.device_rounds import DeviceRounds, device_rounds
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.decoding.dflash_paged import PagedDFlash
+from ddtree.decoding.fused import FEW_ROWS
 from ddtree.decoding.paged import PagedTarget
 from ddtree.decoding.rounds import Held
 from ddtree.spec import BlockSize, InputError
@@ -327,8 +329,12 @@ def eager_drafts(model: Any, drafter: DFlashDrafter, text: Tensor) -> Tensor:
     return drafter.draft(text, dense.features())[0].cpu()
 
 
-def test_a_block_of_several_words_sees_itself_and_nothing_more() -> None:
-    """35 rows take two words of ancestor bits."""
+@pytest.mark.parametrize("few_rows", [FEW_ROWS, 34])
+def test_a_block_of_several_words_sees_itself_and_nothing_more(
+    few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """35 rows take two words of ancestor bits; few, or so many that products stand alone."""
+    monkeypatch.setattr(fused, "FEW_ROWS", few_rows)
     model = model_of()
     drafter = drafter_of(model, block_size=BlockSize(35))
     target = target_of(model, 1)

@@ -15,6 +15,7 @@ from ddtree.impl.accept import new_tokens
 from ddtree.impl.commit import keep_accepted
 from ddtree.impl.layers import add_norm, embed_norm, gate, split_heads, write_context
 from ddtree.impl.layout import plan_blocks, row_inputs
+from ddtree.impl.products import norm_gate, norm_heads, product_add
 from ddtree.impl.record import pack_record
 from ddtree.impl.sampling import row_uniforms
 from ddtree.spec import Budget, DraftTree, Horizon, PagedKV, QLen
@@ -95,11 +96,29 @@ def launch_layers(rows: int, dtype: torch.dtype) -> None:
         split_heads(
             stacked, (angles, angles), slots, (q_heads, 3), (norm, norm), 1e-6, (pool, pool), slots
         )
+        few, width = torch.empty(16, 576, dtype=dtype), (q_heads + 6) * head_dim
+        weights = torch.empty(width, 576, dtype=dtype), torch.empty(width, dtype=dtype)
+        for of_heads in (None, norm):
+            norm_heads(
+                few, weight, 1e-6, weights[0], None if of_heads is None else weights[1],
+                (angles, angles), slots[:16], (q_heads, 3), (of_heads, of_heads), 1e-6,
+            )  # fmt: skip
         context = torch.empty(5, rows, 6 * head_dim, dtype=dtype)
         pools = torch.empty(5, 2, 64, 3, head_dim, dtype=dtype)
         for norms in (None, torch.empty(5, head_dim, dtype=dtype)):
             write_context(context, (angles, angles), slots, norms, 1e-6, pools, slots)
     gate(torch.empty(rows, 3072, dtype=dtype))
+    for wide in (torch.float32, dtype):  # the largest heads, in the widest dtype
+        few, angles = torch.empty(64, 576, dtype=wide), torch.empty(64, 256, dtype=wide)
+        norm_heads(
+            few, few[0], 1e-6, torch.empty(768, 576, dtype=wide), None, (angles, angles),
+            torch.zeros(64, dtype=torch.int64), (1, 1),
+        )  # fmt: skip
+    for count in (16, 64):
+        few, gated = torch.empty(count, 576, dtype=dtype), torch.empty(count, 1536, dtype=dtype)
+        norm_gate(few, weight, 1e-6, torch.empty(3072, 576, dtype=dtype))
+        for bias in (None, weight):
+            product_add(gated, torch.empty(576, 1536, dtype=dtype), bias, few)
 
 
 def main() -> None:
