@@ -12,7 +12,12 @@ from torch.utils._pytree import tree_map_only
 
 from ddtree import impl, spec
 from ddtree.decoding.paged import PagedTarget
+from ddtree.impl.commit import move_rows
+from ddtree.impl.layers import write_context
+from ddtree.impl.layout import plan_blocks
 from ddtree.impl.op import op
+from ddtree.impl.products import norm_gate, norm_heads, product_add
+from ddtree.impl.record import pack_record
 from ddtree.invariants import InvariantViolation, debug
 from ddtree.spec import (
     Budget,
@@ -26,6 +31,7 @@ from ddtree.spec import (
 )
 from ddtree.spec.mask import Form
 from ddtree.spec.public import set_observer
+from ddtree.spec.round import Round
 from tests.decoding.tiny import VOCAB, prompt, tiny_model
 from tests.impl.cases import DEVICE
 
@@ -214,6 +220,25 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def of_a_loop(roots: Tensor, done: Round) -> None:
+    """What the loop and its drafter launch beside a round."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device=DEVICE)
+
+    lens, table = roots.int(), torch.arange(16, device=DEVICE).view(2, 8)
+    plan_blocks(lens, lens + 1, table, roots, torch.zeros(2, 3, dtype=torch.int64, device=DEVICE))
+    for logits in (None, random(done.layout.positions.numel(), 11)):
+        pack_record(done.tree, done.layout, done.acceptance, logits)
+    move_rows([random(64, 1, 4)], done.commit)
+    angles, at = random(9, 64), torch.tensor([1, 0], device=DEVICE)
+    pools = random(2, 2, 5, 1, 64)
+    write_context(random(2, 2, 128), (angles, angles), at, random(2, 64), 0.1, pools, at - 1)
+    x, norm = random(2, 5), random(5)
+    norm_heads(x, norm, 0.1, random(192, 5), None, (angles, angles), at, (1, 1))
+    product_add(norm_gate(x, norm, 0.1, random(6, 5)), random(5, 3), None, x)
+
+
 @pytest.fixture(scope="module")
 def calls() -> Seen:
     """Every operator, with the calls that two rounds and all forms make."""
@@ -235,7 +260,8 @@ def calls() -> Seen:
             given["drafts"], given["roots"], target.prefix_lens, target, BUDGET,
             sampling=Sampling(0.8), buffers=buffers,
         )  # fmt: skip
-        impl.verify_round(given["drafts"], given["roots"], fused.prefix_lens, fused, BUDGET)
+        done = impl.verify_round(given["drafts"], given["roots"], fused.prefix_lens, fused, BUDGET)
+        of_a_loop(given["roots"], done)
     seen: Seen = calls.seen
     return seen
 
