@@ -150,6 +150,9 @@ class FusedLayers:
         hidden, _ = _normed(hidden, residual, self._norm)
         if outputs and len(self._layers) - 1 in watched:
             outputs[watched.index(len(self._layers) - 1)].copy_(hidden)
+        for i, watched_layer in enumerate(watched):
+            if outputs and (first := watched.index(watched_layer)) < i:  # watched twice
+                outputs[i].copy_(outputs[first])
         return hidden, features
 
     def draft(

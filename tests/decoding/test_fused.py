@@ -18,7 +18,7 @@ FUSED = ["llama-64", "qwen2-64", "qwen3-128", "mistral-window"]
 
 @pytest.mark.parametrize("kind", [pytest.param("llama-64", marks=pytest.mark.long), *FUSED[1:]])
 def test_logits_features_and_pools_are_those_of_the_model(kind: str) -> None:
-    """A prompt, and a branching tree beside an unused place; every layer watched."""
+    """A prompt, and a branching tree beside an unused place; every layer watched, one twice."""
     model = tiny_model(kind, torch.float32).to(DEVICE)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     parents = torch.tensor([[-1, 0, 0, 1]] * 2, dtype=torch.int32, device=DEVICE)
@@ -28,7 +28,12 @@ def test_logits_features_and_pools_are_those_of_the_model(kind: str) -> None:
     found: list[list[Tensor]] = []
     for fused in (False, True):  # the second stacks the weights that both use
         target = PagedTarget(
-            model, max_batch=2, max_context=16, page_size=4, feature_layer_ids=(0, 1), fused=fused
+            model,
+            max_batch=2,
+            max_context=16,
+            page_size=4,
+            feature_layer_ids=(0, 1, 0),
+            fused=fused,
         )
         logits = target.prefill(1, prompt(7))
         features = target.take_features(1, 7)
