@@ -67,7 +67,7 @@ class DeviceRounds:
             InputError: as the steps of a round raise it.
         """
         batch, device = target.max_batch, target.device
-        self._target, self._watched = target, _Verifier(target, self)
+        self._target = target
         self._budget, self._topk, self._ragged = Budget(budget), topk, ragged
         self.roots = torch.zeros(batch, dtype=torch.int64, device=device)
         self.limits = torch.zeros(batch, dtype=torch.int32, device=device)
@@ -141,6 +141,8 @@ class DeviceRounds:
     def step(self) -> "_Record":
         """One round of all places. Nothing in it waits for the device, or looks at what is there."""
         held = self._target.prefix_lens
+        # of this step alone: who holds each other is freed late, and a graph may then end another's capture
+        verifier = _Verifier(self._target, self)
         resident = self.resident
         if resident is not None:
             drafted = resident.draft(self.roots, self.limits)
@@ -148,7 +150,7 @@ class DeviceRounds:
             live = torch.where(held < self.limits, held, -1)
             drafted = Drafted(self._drafts, live, self.roots.clone())
         result = verify_round(
-            drafted.logits, drafted.roots, drafted.prefix_lens, self._watched, self._budget, self._topk,
+            drafted.logits, drafted.roots, drafted.prefix_lens, verifier, self._budget, self._topk,
             from_logits=resident is not None, ragged=self._ragged, sampling=self._sampling,
         )  # fmt: skip
         if resident is not None:
@@ -156,9 +158,8 @@ class DeviceRounds:
                 resident.commit(result.commit)
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
-        record = self._watched.record
-        assert record is not None
-        return record
+        assert verifier.record is not None
+        return verifier.record
 
     def verified(self, layout: VerifyLayout) -> None:
         """The target's pass is over: the drafter takes its context of all rows."""

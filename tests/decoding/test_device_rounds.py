@@ -4,8 +4,10 @@ Without a CUDA device the kernels run in Triton's interpreter, a second a round:
 vocabulary that a tree covers, so that paths are accepted. ``test_device_rounds_gpu.py`` captures rounds.
 """
 
+import gc
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -268,6 +270,20 @@ def test_a_step_reads_nothing_from_the_device(sampling: Sampling | None) -> None
     with no_reading():
         rounds.step()
     assert all(a > b for a, b in zip(target.prefix_lens.tolist(), lens, strict=True) if b >= 0)
+
+
+def test_rounds_are_freed_when_the_last_holder_lets_go() -> None:
+    """Not when the collector comes: a graph that it frees during another's capture would end that."""
+    model = model_of()
+    rounds = begun(model, drafter_of(model))[0]
+    rounds.step()
+    freed = ref(rounds)
+    gc.disable()
+    try:
+        del rounds
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 PLACES = {0: 9, 2: 4}
