@@ -13,8 +13,8 @@ official  ``ddtree_generate`` of the paper's published code, as it is, one reque
           plain decoding's on those alone. "Times official" are of these.
 
 Seconds are wall time on the host after the prompts have been read; the official code's are its own (it
-leaves out its first draft). With batch 8 the prompts are begun together, and requests that are done leave
-places unused.
+leaves out its first draft). Ours and plain decoding run twice, and the faster run counts. With batch 8 the
+prompts are begun together, and requests that are done leave places unused.
 
 The gate: every token that we emit is the choice of a second pass of the model over the finished text, or
 within a tie of it; so a text is the model's own. How many texts equal plain ones is told too: in float32
@@ -25,6 +25,7 @@ is not.
 """
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -32,8 +33,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ from ddtree.decoding import (
 from ddtree.decoding.dflash_config import DFlashConfig, spread_layers
 from ddtree.decoding.dflash_model import DFlashModel
 from ddtree.decoding.paged import PagedTarget
+from ddtree.invariants.streams import uncollected
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests/data/prompts.json"
@@ -94,8 +97,22 @@ class Setting:
         return time.monotonic() > self.deadline
 
 
+def fastest(run: Callable[[], dict[str, Any]], times: int) -> dict[str, Any]:
+    """The fastest of several runs of a cell, each without Python's collector.
+
+    The collector goes through all that Transformers has loaded, a quarter of a second: 200 rounds.
+    """
+    rows = []
+    for _ in range(times):
+        gc.collect()
+        with uncollected():
+            rows.append(run())
+    best = min(rows, key=lambda row: row["seconds"])
+    return best | {"seconds_of_runs": [row["seconds"] for row in rows]}
+
+
 def run_plain(setting: Setting, batch: int) -> dict[str, Any]:
-    """Plain decoding: the second of two runs."""
+    """Plain decoding, wave after wave."""
     target = PagedTarget(setting.model, max_batch=batch, max_context=setting.size)
     plain = Plain(target)
     plain.decode(setting.prompts[:batch], 2)
@@ -403,14 +420,14 @@ def measure(
     """All rows, and what was left out."""
     rows, left_out = list[dict[str, Any]](), list[str]()
     for batch in options.batches:
-        plain = run_plain(setting, batch)
+        plain = fastest(partial(run_plain, setting, batch), options.runs)
         rows.append(plain)
         print(table(rows[-1:]).splitlines()[1], flush=True)
         for budget in options.budgets:
             if setting.is_late:
                 left_out.append(f"ours, batch {batch}, budget {budget}: out of time")
                 continue
-            row = run_ours(setting, batch, budget)
+            row = fastest(partial(run_ours, setting, batch, budget), options.runs)
             row["gate"] = check(setting, row, plain["token_ids"])
             rows.append(row)
             print(table(rows[-1:]).splitlines()[1], flush=True)
@@ -433,7 +450,7 @@ def measure(
             if setting.is_late:
                 left_out.append(f"official, budget {budget}: out of time")
                 continue
-            row = run_official(setting, module, drafter, budget, which)
+            row = fastest(partial(run_official, setting, module, drafter, budget, which), 1)
             row["beside"] = beside(rows, which)
             row["gate"] = check(setting, row, alone["token_ids"])  # told, not insisted on
             rows.append(row)
@@ -466,6 +483,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=int, default=128, help="new ones of each prompt")
     parser.add_argument("--budgets", default=BUDGETS, **numbers)
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=2,
+        help="of each cell, the fastest counts; the official code's: 1",
+    )
     parser.add_argument("--official-budgets", default=OFFICIAL_BUDGETS, **numbers)
     parser.add_argument("--official-prompts", type=int, default=OFFICIAL_PROMPTS)
     parser.add_argument("--batches", default=BATCHES, **numbers)

@@ -197,11 +197,12 @@ def draw_loop(result: dict[str, Any]) -> Any:
         speeds.set_title(f"batch {batch}", fontsize=10)
         for axes in (speeds, lengths):
             axes.set_xscale("log", base=2)
-            axes.set_xticks(budgets, [str(budget) for budget in budgets])
-            axes.set_ylim(bottom=0)
+            labels = ["" if budget + 1 in budgets else str(budget) for budget in budgets]
+            axes.set_xticks(budgets, labels)  # 63 and 64 are one place
+            axes.set_ylim(0, 1.08 * axes.dataLim.y1)
             axes.grid(alpha=0.3)
         lengths.set_xlabel("budget")
-        speeds.legend(fontsize=8)
+        speeds.legend(fontsize=8, loc="center left")
     panels[0][0].set_ylabel("tokens a second")
     panels[1][0].set_ylabel("acceptance length")
     machine = result["machine"]
@@ -228,9 +229,10 @@ def draw_parts(result: dict[str, Any]) -> Any:
         bars.plot(
             names, [row["us"][kind] / 1e3 for row in rows], marker, markersize=14, label=label
         )
+    bars.tick_params("x", rotation=90 if len(names) > 8 else 0)
     bars.set_xlabel("budget, prefix")
     bars.set_ylabel("ms")
-    bars.legend(fontsize=8)
+    bars.legend(fontsize=8, loc="lower right", framealpha=0.9)
     for row, name in zip(rows, names, strict=True):
         even = row["us"]["round"] / row["us"]["plain"]
         lengths = range(1, 17)

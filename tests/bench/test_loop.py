@@ -1,11 +1,12 @@
 """What the benchmarks of the loop make of their measurements, and the plain decoding they compare with."""
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 
-from bench.loop import beside, random_model, random_prompts, spread, summary, table
+from bench.loop import beside, fastest, random_model, random_prompts, spread, summary, table
 from bench.parts import HEAD, LENGTHS, PARTS, line
 from bench.plain import Plain
 from bench.plot import draw_loop, draw_parts
@@ -27,6 +28,18 @@ def row(method: str, batch: int, budget: int | None, speed: float) -> dict[str, 
     seconds = 10 / speed
     waves = [1.2 * seconds, 1.2 * seconds, 0.6 * seconds]
     return found | {"seconds_of_waves": waves, "token_ids": [[1] * 11] * 3}
+
+
+def test_the_fastest_of_several_runs_counts() -> None:
+    """All their times are kept, and no run pays for the collector."""
+    times, enabled = [3.0, 1.5, 2.0], []
+
+    def run() -> dict[str, Any]:
+        enabled.append(gc.isenabled())
+        return {"seconds": times[len(enabled) - 1], "number": len(enabled)}
+
+    assert fastest(run, 3) == {"seconds": 1.5, "number": 2, "seconds_of_runs": times}
+    assert enabled == [False] * 3 and gc.isenabled()
 
 
 def test_the_best_budget_is_held_to_the_best_of_the_others() -> None:

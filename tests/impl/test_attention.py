@@ -582,7 +582,7 @@ def test_wrong_width_garbles() -> None:
     [
         ({"mask": torch.ones(9, dtype=torch.bool)}, "mask is a Tensor.*expected FlatMask"),
         (
-            {"mask": spec.BitMask(torch.zeros(3, 0, dtype=torch.int32))},
+            {"mask": spec.BitMask(torch.zeros(3, 0, dtype=torch.int32, device=DEVICE))},
             "0 words a row; max_q_len 3 needs 1",
         ),
         ({"window": 0}, "window is 0"),
