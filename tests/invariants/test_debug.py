@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +42,7 @@ from ddtree.spec import (
     verify_attention,
     verify_round,
 )
+from tests.impl.cases import DEVICE, moved
 from tests.invariants.calls import VOCAB, captured, last_children, tables, trees, verify
 
 
@@ -238,11 +238,17 @@ def test_wrong_shape_names_the_argument() -> None:
     assert "Int[Tensor, 'B']" in str(violation.expected)
 
 
+def device_of(package: ModuleType) -> str:
+    """Where a package's functions are called: kernels on a GPU, if there is one."""
+    return DEVICE if package is impl else "cpu"
+
+
 @pytest.mark.parametrize("package", [spec, impl])
 def test_a_wrong_size_is_told_with_the_right_one(package: ModuleType) -> None:
     """An axis that two tensors share: the violation says what size the first has."""
+    draft, roots = torch.zeros(2, 3, 5), torch.zeros(1, dtype=torch.int64)
     with debug(), pytest.raises(InvariantViolation) as caught:
-        package.build_tree(torch.zeros(2, 3, 5), torch.zeros(1, dtype=torch.int64), Budget(2))
+        package.build_tree(*moved((draft, roots), device_of(package)), Budget(2))
     violation = caught.value
     assert violation.detail == "root_token_ids of build_tree"
     assert violation.expected == "Int64[Tensor, 'B'] with B = 2"
@@ -250,7 +256,7 @@ def test_a_wrong_size_is_told_with_the_right_one(package: ModuleType) -> None:
     tree, layout, _ = verify([5, 3], 7)
     cut = replace(tree, depths=tree.depths[:, :5])
     with debug(), pytest.raises(InvariantViolation) as caught:
-        package.tree_mask(cut, layout)
+        package.tree_mask(*moved((cut, layout), device_of(package)))
     violation = caught.value
     assert violation.expected == "Int32[Tensor, 'B Q'] with B = 2, Q = 8"
     assert violation.found == "torch.int32 [2, 5]"
@@ -262,12 +268,14 @@ def test_fp8_pools_and_their_scales_are_typed(package: ModuleType) -> None:
     _, layout, mask = verify([5, 3], 7)
     rows = torch.ones(16, 2, 64)
     pool = torch.ones(40, 2, 64).to(torch.float8_e4m3fn)
-    attend = partial(package.verify_attention, rows, rows, rows, pool, pool, layout, mask)
+    device = device_of(package)
+    given = moved((rows, rows, rows, pool, pool, layout, mask), device)
+    attend = partial(package.verify_attention, *given)
     with debug():
-        attend(key_scale=torch.ones(2), value_scale=torch.tensor(0.5))
+        attend(key_scale=torch.ones(2, device=device), value_scale=torch.tensor(0.5, device=device))
         for wrong in (torch.ones(3), torch.ones(2, 1), torch.ones(2).double(), "1"):
             with pytest.raises(InvariantViolation) as caught:
-                attend(value_scale=wrong)
+                attend(value_scale=moved(wrong, device))
             assert caught.value.invariant == "types"
             assert caught.value.detail == "value_scale of verify_attention"
 
@@ -357,30 +365,32 @@ def test_bad_input_is_still_bad_input() -> None:
         build_tree(torch.full((1, 2, 3), -1.0), torch.tensor([1]), Budget(-1))
 
 
-@pytest.mark.parametrize("part", ["spec", "impl"])
+@pytest.mark.parametrize("package", [spec, impl])
 @pytest.mark.parametrize("value", [float("nan"), 0.5])
-def test_a_draft_of_no_log_probs_is_named(part: str, value: float) -> None:
+def test_a_draft_of_no_log_probs_is_named(package: ModuleType, value: float) -> None:
     """NaN and positive log-probs are named before a tree is built of them, here and by the kernels."""
     log_probs = torch.full((1, 2, 3), -1.0)
     log_probs[0, 1, 2] = value
+    log_probs, roots = moved((log_probs, torch.tensor([1])), device_of(package))
     with debug(), pytest.raises(InvariantViolation, match="on entry to build_tree") as caught:
-        import_module(f"ddtree.{part}").build_tree(log_probs, torch.tensor([1]), Budget(3))
+        package.build_tree(log_probs, roots, Budget(3))
     assert caught.value.invariant == "log_probs"
     assert str(caught.value.found) == str(value)
 
 
-@pytest.mark.parametrize("part", ["spec", "impl"])
-def test_a_draft_of_logits_is_held_to_their_log_probs(part: str) -> None:
+@pytest.mark.parametrize("package", [spec, impl])
+def test_a_draft_of_logits_is_held_to_their_log_probs(package: ModuleType) -> None:
     """Trees of logits pass; NaN and +inf are named as the log-probs that they leave none of."""
-    build = import_module(f"ddtree.{part}").build_tree
+    build, device = package.build_tree, device_of(package)
     logits = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(2)).bfloat16() * 4
     logits[1, 1, 4:] = -torch.inf
+    logits, roots = moved((logits, torch.tensor([1, 2])), device)
     with debug():
-        assert build(logits, torch.tensor([1, 2]), Budget(9), from_logits=True).num_nodes.min() > 1
+        assert build(logits, roots, Budget(9), from_logits=True).num_nodes.min() > 1
     for wrong in (float("nan"), float("inf")):
         logits[1, 2, 7] = wrong
         with debug(), pytest.raises(InvariantViolation, match=r"\[1, 2, 7\]") as caught:
-            build(logits, torch.tensor([1, 2]), Budget(9), from_logits=True)
+            build(logits, roots, Budget(9), from_logits=True)
         assert (caught.value.invariant, caught.value.found) == ("log_probs", "nan")
 
 

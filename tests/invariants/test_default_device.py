@@ -9,17 +9,20 @@ import torch
 from ddtree import check, debug, impl, spec
 from ddtree.invariants import Call, InvariantViolation
 from ddtree.spec import Budget, Horizon
+from tests.impl.cases import DEVICE
 
 
 @pytest.mark.parametrize("package", [spec, impl])
 @pytest.mark.parametrize("level", ["off", "cheap", "full", "shadow"])
 def test_every_step_works_and_is_checked(package: Any, level: str) -> None:
-    """A round on the CPU gives what it gives under no default; "meta" stands for a device of no values."""
-    log_probs = torch.randn(2, 4, 11).log_softmax(-1)
-    roots, prefixes = torch.tensor([3, 5]), torch.tensor([4, 0])
-    table = torch.arange(40).view(2, 20)
-    choices, uniforms = torch.randint(0, 11, (14,)), torch.rand(14, dtype=torch.float64)
-    logits = torch.randn(14, 11)
+    """A round gives what it gives under no default; "meta" stands for a device of no values."""
+    device = DEVICE if package is impl else "cpu"
+    log_probs = torch.randn(2, 4, 11).log_softmax(-1).to(device)
+    roots, prefixes = torch.tensor([3, 5], device=device), torch.tensor([4, 0], device=device)
+    table = torch.arange(40, device=device).view(2, 20)
+    choices = torch.randint(0, 11, (14,), device=device)
+    uniforms = torch.rand(14, dtype=torch.float64, device=device)
+    logits = torch.randn(14, 11, device=device)
 
     def run() -> list[torch.Tensor]:
         tree = package.build_tree(log_probs, roots, Budget(6))
@@ -27,7 +30,7 @@ def test_every_step_works_and_is_checked(package: Any, level: str) -> None:
         masks = [package.tree_mask(tree, layout, form) for form in ("flat", "packed", "bits")]
         greedy = package.accept_greedy(tree, choices, layout, Horizon(4))
         sampled = package.accept_sampled(tree, logits, layout, Horizon(4), uniforms)
-        pool = torch.arange(80.0, device="cpu").view(40, 1, 2)
+        pool = torch.arange(80.0, device=device).view(40, 1, 2)
         kv = spec.PagedKV((pool,), (pool.clone(),), table.clone(), 1)
         commit = package.commit_kv(kv, layout, greedy)
         parts = [*vars(tree).values(), layout.positions, layout.out_cache_loc, masks[2].words]
