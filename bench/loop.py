@@ -146,7 +146,7 @@ def run_ours(setting: Setting, batch: int, budget: int) -> dict[str, Any]:
         wave = decode(target, setting.drafter, todo, budget=budget)
         # all begin before the first round: whoever takes longest has had every round
         longest = max(wave, key=lambda one: len(one.rounds))
-        seconds.append(sum(r.draft_seconds + r.verify_seconds for r in longest.rounds))
+        seconds.append(sum((r.draft_seconds or 0.0) + r.verify_seconds for r in longest.rounds))
         rounds += len(longest.rounds)
         found += wave
     lengths = [stats.num_accepted for one in found for stats in one.rounds]

@@ -224,7 +224,8 @@ def _costs(found: "Tuning") -> Table:
     for cost in found.costs:
         low, high = cost.verify_ms.low, cost.verify_ms.high
         table.add_row(
-            str(cost.budget), str(cost.q_len), f"{cost.draft_ms.median:.1f}",
+            str(cost.budget), str(cost.q_len),
+            f"{cost.draft_ms.median:.1f}" if cost.draft_ms else "in verify",
             f"{cost.verify_ms.median:.1f}", f"{low:.1f} to {high:.1f}", str(cost.rounds),
         )  # fmt: skip
     return table

@@ -41,8 +41,9 @@ class RoundStats:
     acceptance: Acceptance
     new_token_ids: tuple[int, ...]
     """Tokens that the round added to the text, cut at a stop token or at the last one wanted."""
-    draft_seconds: float
-    """Of the whole batch of the round, as ``verify_seconds``."""
+    draft_seconds: float | None
+    """Of the whole batch of the round, as ``verify_seconds``. None: the device drafts and verifies in one,
+    and ``verify_seconds`` has both."""
     verify_seconds: float
 
     @property

@@ -202,7 +202,8 @@ class DeviceRounds:
         fields = record.fields(packed)
         now = time.perf_counter()
         # a round that was launched ahead began when the one before had been read
-        seconds = (drafted - begin, now - max(drafted, self._read_until))
+        draft_seconds = None if self.resident is not None else drafted - begin
+        seconds = (draft_seconds, now - max(drafted, self._read_until))
         self._read_until = now
         tokens, counts = fields["token_ids"].tolist(), fields["num_accepted"].flatten().tolist()
         margins: list[list[float]] = [[]] * len(tokens)

@@ -98,7 +98,7 @@ class News:
     runner_up_ids: list[int]
     tree: DraftTree
     acceptance: Acceptance
-    draft_seconds: float
+    draft_seconds: float | None
     verify_seconds: float
 
     def stats(self, kept: Sequence[int]) -> RoundStats:

@@ -321,7 +321,12 @@ class _Run:
                 verify[budget] += verified
                 say(SWEEP_UNITS, f"timing rounds of q_len {budget + 1}")
         costs = [
-            Cost(budget, len(verify[budget]), Times.of(draft[budget]), Times.of(verify[budget]))
+            Cost(
+                budget,
+                len(verify[budget]),
+                Times.of(draft[budget]) if draft[budget] else None,
+                Times.of(verify[budget]),
+            )
             for budget in draft
         ]
         alone, zero = Times.of(steps), costs[0].verify_ms
@@ -355,7 +360,7 @@ class _Run:
         topk: int | None,
         wanted: int,
     ) -> tuple[list[float], list[float]]:
-        """Seconds of drafting and of the rest, of rounds in which every place is taken."""
+        """Seconds of drafting, if apart, and of the rest, of rounds in which every place is taken."""
         order = self._longest(rows, budget, topk)
         chosen = [order[i % len(order)] for i in range(self.target.max_batch)]
         requests = []
@@ -372,7 +377,8 @@ class _Run:
         )
         full = min(len(one.rounds) for one in found)
         timed = found[0].rounds[min(1, full - 1) : min(wanted, full)]
-        return [r.draft_seconds for r in timed], [r.verify_seconds for r in timed]
+        drafted = [r.draft_seconds for r in timed if r.draft_seconds is not None]
+        return drafted, [r.verify_seconds for r in timed]
 
     @staticmethod
     def _longest(

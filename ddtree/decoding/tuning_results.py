@@ -71,9 +71,9 @@ class Cost:
     budget: int
     rounds: int
     """Timed."""
-    draft_ms: Times
-    """Of the whole batch, as ``verify_ms``. On a GPU the host's part: what the device has yet to draft
-    is waited for in ``verify_ms``."""
+    draft_ms: Times | None
+    """Of the whole batch, as ``verify_ms``. None: the device drafts and verifies in one, and ``verify_ms``
+    has both."""
     verify_ms: Times
     """Tree, layout, mask, the target's pass over ``q_len`` rows, acceptance and commit."""
 
@@ -85,7 +85,7 @@ class Cost:
     @property
     def round_ms(self) -> float:
         """The whole round."""
-        return self.draft_ms.median + self.verify_ms.median
+        return (self.draft_ms.median if self.draft_ms else 0.0) + self.verify_ms.median
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class Tuning:
             costs=tuple(
                 Cost(**{
                     **cost,
-                    "draft_ms": Times(**cost["draft_ms"]),
+                    "draft_ms": Times(**cost["draft_ms"]) if cost["draft_ms"] else None,
                     "verify_ms": Times(**cost["verify_ms"]),
                 })
                 for cost in found["costs"]

@@ -71,15 +71,18 @@ def _costs(axes: Axes, tuning: Tuning) -> None:
     """Milliseconds by q_len: verifying with its quartiles, drafting, and a plain pass."""
     widths = [cost.q_len for cost in tuning.costs]
     verify = [cost.verify_ms for cost in tuning.costs]
+    is_apart = all(cost.draft_ms for cost in tuning.costs)
     axes.plot(
-        widths, [t.median for t in verify], "o-", color=COLOURS[0], markersize=4, label="verify"
-    )
+        widths, [t.median for t in verify], "o-", color=COLOURS[0], markersize=4,
+        label="verify" if is_apart else "draft and verify, in one",
+    )  # fmt: skip
     axes.fill_between(
         widths, [t.low for t in verify], [t.high for t in verify], color=COLOURS[0], alpha=0.2,
         label="quartiles", linewidth=0,
     )  # fmt: skip
-    draft = [cost.draft_ms.median for cost in tuning.costs]
-    axes.plot(widths, draft, "s-", color=COLOURS[1], markersize=4, label="draft")
+    if is_apart:
+        draft = [cost.draft_ms.median for cost in tuning.costs if cost.draft_ms]
+        axes.plot(widths, draft, "s-", color=COLOURS[1], markersize=4, label="draft")
     axes.axhline(
         tuning.plain.ms.median, color=GREY, linestyle="--", label="a pass of plain decoding"
     )

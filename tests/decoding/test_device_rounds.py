@@ -163,6 +163,7 @@ def test_texts_are_those_of_plain_decoding(
         SeparateTargets([HFTarget(model) for _ in range(places)]), drafter, todo, budget=budget
     )
     for one, other in zip(found, driven, strict=True):
+        assert [stats.draft_seconds for stats in one.rounds] == [None] * len(one.rounds)
         assert torch.allclose(torch.tensor(one.margins), torch.tensor(other.margins), atol=1e-3)
         assert one.runner_up_ids == other.runner_up_ids
         for a, b in zip(one.rounds, other.rounds, strict=True):
@@ -184,6 +185,7 @@ def test_a_drafter_on_the_host_and_a_stop_inside_a_path() -> None:
     assert found.token_ids == whole[: whole.index(stop) + 1]
     assert found.finish_reason == "stop_token"
     assert len(found.rounds[-1].new_token_ids) < found.rounds[-1].num_accepted
+    assert all(stats.draft_seconds > 0 for stats in found.rounds)  # type: ignore[operator]
 
 
 def test_what_a_round_gives_after_a_stop_is_dropped() -> None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
+from rich.console import Console
 
 import ddtree
+from ddtree.cli.tune import _costs
 from ddtree.decoding import DFlashDrafter, Drafter, HFTarget, NGramDrafter, autoregressive, generate
 from ddtree.decoding.acceptance import Rounds, follow, rows_of_text
 from ddtree.decoding.completion import NGRAM_BLOCK_SIZE
@@ -29,6 +32,7 @@ from ddtree.decoding.tuning_results import (
     store,
     stored,
 )
+from ddtree.pictures.tuning import _costs as draw
 from ddtree.spec import InputError
 from ddtree.spec.sampling import Sampling
 from tests.decoding.test_dflash import CONFIG
@@ -150,6 +154,29 @@ def test_the_recommendation_follows_from_costs_and_yields() -> None:
     eight = made(batch_size=8)
     assert eight.best.tokens_per_second == pytest.approx(96)
     assert eight.even_at(8) == pytest.approx(0.25)
+
+
+def test_drafting_that_cannot_be_told_apart_is_in_verify() -> None:
+    """Where the device drafts and verifies in one, the sum is all there is: kept, drawn and printed so."""
+    apart = made()
+    one = replace(
+        apart,
+        costs=tuple(
+            replace(cost, draft_ms=None, verify_ms=Times(ms, ms, ms))
+            for cost in apart.costs
+            for ms in [cost.round_ms]
+        ),
+    )
+    assert one.rates == apart.rates and one.best == apart.best
+    assert Tuning.from_json(json.loads(json.dumps(one.as_json()))) == one
+    table = Console(width=80)
+    with table.capture() as said:
+        table.print(_costs(one))
+    assert said.get().count("in verify") == 3
+    for found, labels in ((apart, ["verify", "draft"]), (one, ["draft and verify, in one"])):
+        axes = Figure().subplots()
+        draw(axes, found)
+        assert [line.get_label() for line in axes.get_lines()][:-1] == labels
 
 
 def test_plain_decoding_is_recommended_where_it_is_faster() -> None:

@@ -177,7 +177,12 @@ def _round(
     size = f"{counted(stats.num_nodes, 'node')} of {counted(view.q_len, 'row')}"
     if len(rows) < stats.num_nodes:
         size += f"; drawn are the {MOST_NODES} best and the accepted path"
-    times = f"batch drafted in {_ms(stats.draft_seconds)}, verified in {_ms(stats.verify_seconds)}"
+    if stats.draft_seconds is None:
+        times = f"batch drafted and verified in {_ms(stats.verify_seconds)}"
+    else:
+        times = (
+            f"batch drafted in {_ms(stats.draft_seconds)}, verified in {_ms(stats.verify_seconds)}"
+        )
     return tag(
         "section",
         tag("h3", head),
