@@ -25,7 +25,11 @@ RELAXED = 2
 _streams: dict[tuple[int, str], torch.cuda.ExternalStream] = {}
 """By device and use. Streams cost memory on the device, and the allocator keeps what was freed on each, so
 there is one of each for the life of the process."""
-_lock = threading.Lock()
+_rests: list[bool] = []
+"""For each that lets the collector rest, in the order of their beginnings: whether it was at work then. All
+but the first found it at rest. Each that ends takes the last entry: the first is for whoever ends last."""
+_lock = threading.RLock()
+"""Taken anew by who holds it: finalizers of what the collector frees meanwhile may ask for a stream."""
 
 
 def own_stream(device: torch.device, use: str) -> torch.cuda.ExternalStream:
@@ -87,14 +91,19 @@ def capturing() -> Iterator[torch.cuda.CUDAGraph]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let Python's collector rest, in all threads: the driver lets none of them free a graph."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    """Let Python's collector rest, in all threads: the driver lets none of them free a graph.
+
+    Threads begin and end as they like: the last to end wakes it.
+    """
+    with _lock:
+        _rests.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _lock:
+            if _rests.pop():
+                gc.enable()
 
 
 @contextmanager

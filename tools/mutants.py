@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tests" / "mutants.md"
 
 EQUAL, REFUSED = "tests/impl/test_equal.py", "tests/impl/test_bad_input.py"
+BLOCKS = "tests/impl/test_blocks.py"
 COMPILED, DEBUG = "tests/impl/test_torch_compile.py", "tests/invariants/test_debug.py"
 TESTS: dict[str, tuple[str, ...]] = {
     "spec/index.py": ("tests/spec/test_index.py",),
@@ -77,8 +78,14 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         "site or page",
     ),
-    "impl/commit.py": (EQUAL, REFUSED, "-k", "(spec and commit) or bad_input"),
-    "impl/layout.py": (EQUAL, REFUSED, "-k", "(spec and plan) or bad_input"),
+    "impl/commit.py": (
+        EQUAL,
+        REFUSED,
+        BLOCKS,
+        "-k",
+        "(spec and commit) or bad_input or test_blocks",
+    ),
+    "impl/layout.py": (EQUAL, REFUSED, BLOCKS, "-k", "(spec and plan) or bad_input or test_blocks"),
     "impl/layers.py": ("tests/impl/test_layers.py",),
     "impl/mask.py": (EQUAL, REFUSED, "-k", "(spec and mask) or bad_input"),
     "impl/op.py": (
@@ -87,11 +94,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         "(devices and not next_step) or secret or debug_mode or (promises and verify_attention)",
     ),
+    "impl/products.py": ("tests/impl/test_products.py",),
     "impl/rank.py": (
         EQUAL,
         "-k",
         "(spec and build_tree) or tiles or large or threshold or no_log_prob or part_of or groups",
     ),
+    "impl/record.py": ("tests/impl/test_record.py",),
     "impl/round.py": ("tests/impl/test_round.py",),
     "impl/sampling.py": (
         EQUAL,
@@ -105,6 +114,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "-k",
         "(spec and build_tree) or of_draft or deepest or threshold or bad_input",
     ),
+    "invariants/streams.py": ("tests/invariants/test_streams.py",),
 }
 """The files that can be mutated, and pytest's arguments for the tests of each."""
 

@@ -1,12 +1,14 @@
-"""How a round of the loop begins and ends on the device: blocks, and what is kept of who accepted."""
+"""How a round of the loop goes on the device: blocks, inputs of rows, and what is kept of who accepted."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ddtree.impl.commit import keep_accepted, move_rows
-from ddtree.impl.layout import BLOCK, plan_blocks
+from ddtree.impl.commit import TILE, keep_accepted, move_rows
+from ddtree.impl.layout import BLOCK, plan_blocks, row_inputs
 from ddtree.spec import Commit, InputError
-from tests.impl.cases import DEVICE
+from tests.impl.cases import DEVICE, case, moved
 
 
 @pytest.mark.parametrize(("batch", "rows", "context"), [(1, 1, 3), (5, 4, 9), (3, 16, BLOCK + 7)])
@@ -41,6 +43,40 @@ def test_blocks_follow_the_prefixes_of_who_takes_part(batch: int, rows: int, con
             assert torch.equal(tensor.cpu(), before)
 
 
+@pytest.mark.parametrize(("batch", "budget"), [(1, 0), (3, 4), (5, 66)])
+def test_rows_have_their_trees_tokens_and_their_slots(batch: int, budget: int) -> None:
+    """Ragged requests, more rows than one program does; rows past the last have token 0 and the pad slot."""
+    c = case(7, "normal", batch, 3, 11, budget)
+    layout = c.layout
+    starts = layout.qo_indptr.tolist()
+    expected_tokens, expected_slots = [], layout.out_cache_loc.tolist()
+    for b, start in enumerate(starts[:-1]):
+        expected_tokens += c.tree.token_ids[b, : starts[b + 1] - start].tolist()
+    unused = 200
+    expected_tokens += [0] * unused
+    expected_slots += [31] * unused
+    larger = replace(
+        layout,
+        positions=torch.cat([layout.positions, torch.zeros(unused, dtype=torch.int64)]),
+        out_cache_loc=torch.cat([layout.out_cache_loc, torch.full((unused,), -1)]),
+        is_captured=True,
+    )
+    tokens, slots = row_inputs(moved(c.tree, DEVICE), moved(larger, DEVICE), 31)
+    assert tokens.tolist() == expected_tokens
+    assert slots.tolist() == expected_slots
+
+
+def test_blocks_whose_indptr_overflows_are_refused() -> None:
+    """By their rows as by the entries of their prefixes."""
+    lens = torch.zeros(2, dtype=torch.int32, device="meta")
+    for context, rows in ((3, 2**30), (2**30, 3)):
+        table = torch.empty(2, context, dtype=torch.int64, device="meta")
+        blocks = torch.empty(2, rows, dtype=torch.int64, device="meta")
+        words = f"2 requests of {context} entries and {rows} rows overflow"
+        with pytest.raises(InputError, match=words):
+            plan_blocks(lens, lens, table, lens.long(), blocks)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_only_who_accepted_has_news(dtype: torch.dtype) -> None:
     """More requests than one program does."""
@@ -57,12 +93,41 @@ def test_rows_of_further_pools_follow_a_commit() -> None:
     pools = [pool.to(DEVICE, copy=True) for pool in before]
     src, dst = torch.tensor([[1, 3, 4], [5, -1, -1]]), torch.tensor([[1, 2, 3], [0, -1, -1]])
     commit = Commit(torch.zeros(2, dtype=torch.int32), src, dst)
-    moved = Commit(*(tensor.to(DEVICE) for tensor in (commit.prefix_lens, src, dst)))
-    move_rows(pools, moved)
+    done = Commit(*(tensor.to(DEVICE) for tensor in (commit.prefix_lens, src, dst)))
+    move_rows(pools, done)
     for pool, was in zip(pools, before, strict=True):
         expected = was.clone()
         for source, target in ((3, 2), (4, 3), (5, 0)):
             expected[target] = was[source]
         assert torch.equal(pool.cpu(), expected)
     with pytest.raises(InputError, match="pools must be contiguous"):
-        move_rows([pools[0].transpose(1, 2)], moved)
+        move_rows([pools[0].transpose(1, 2)], done)
+
+
+def test_rows_of_pools_unlike_in_size_alone_move_where_all_have_the_slots() -> None:
+    """The smaller pool's last slot is one; a slot past it moves in none of them."""
+    before = [torch.arange(size * 3, dtype=torch.float32).view(size, 1, 3) for size in (6, 4)]
+    pools = [pool.to(DEVICE, copy=True) for pool in before]
+    src, dst = torch.tensor([[3, 4]], device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
+    move_rows(pools, Commit(torch.zeros(1, dtype=torch.int32, device=DEVICE), src, dst))
+    for pool, was in zip(pools, before, strict=True):
+        assert torch.equal(pool.cpu(), torch.cat([was[3:4], was[1:]]))
+
+
+def test_rows_longer_than_a_program_holds() -> None:
+    """float16 rows of more words than a tile of two steps has, of no power of two."""
+    before = torch.arange(3 * (TILE + 3), dtype=torch.int32).view(torch.float16).view(3, 1, -1)
+    pool = before.to(DEVICE, copy=True)
+    src, dst = torch.tensor([[2, 0]], device=DEVICE), torch.tensor([[0, 2]], device=DEVICE)
+    move_rows([pool], Commit(torch.zeros(1, dtype=torch.int32, device=DEVICE), src, dst))
+    assert torch.equal(pool.view(torch.int32).cpu(), before[[2, 1, 0]].view(torch.int32))
+
+
+def test_nothing_new_is_kept_and_nothing_moved_of_no_requests() -> None:
+    """Nothing is launched, and the pools stay."""
+    none = torch.empty(0, dtype=torch.int32, device=DEVICE)
+    keep_accepted(none, none, none.clone())
+    pool = torch.full((3, 1, 2), 7.0, device=DEVICE)
+    nowhere = torch.empty((0, 4), dtype=torch.int64, device=DEVICE)
+    move_rows([pool], Commit(none, nowhere, nowhere))
+    assert (pool == 7).all()

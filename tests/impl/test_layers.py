@@ -53,7 +53,7 @@ def test_totals_may_lie_side_by_side() -> None:
     torch.testing.assert_close(result, normed(expected, weight))
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.5])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.5])
 def test_embed_norm(factor: float) -> None:
     """Ragged requests, one of no rows; rows past the last one have token 0, and so has one past its tree."""
     table, weight = random(7, 5), random(5)
@@ -170,3 +170,6 @@ def test_no_rows_give_none() -> None:
     query, key, value = split_heads(random(0, 48), (angles, angles), torch.empty(0).long(), (4, 2))
     assert [each.shape for each in (query, key, value)] == [(0, 4, 6), (0, 2, 6), (0, 2, 6)]
     assert gate(random(0, 10)).shape == (0, 5)
+    pools, none = torch.full((2, 2, 3, 1, 6), 77.0), torch.empty(0).long()
+    write_context(random(2, 0, 12), (angles, angles), none, None, EPS, pools, none)
+    assert (pools == 77).all()

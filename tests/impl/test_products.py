@@ -6,7 +6,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ddtree.impl.layers import add_norm, gate, split_heads
-from ddtree.impl.products import BLOCK_K, norm_gate, norm_heads, product_add
+from ddtree.impl.products import (
+    BLOCK_K,
+    MOST_SUMS,
+    SHARED,
+    _tiles,
+    norm_gate,
+    norm_heads,
+    product_add,
+)
 from tests.impl.cases import DEVICE
 
 EPS = 0.25
@@ -83,6 +91,39 @@ def test_products_in_half_precision_round_where_products_of_their_own_do() -> No
     torch.testing.assert_close(gated, gate(linear(normed, weight)), atol=1e-7, rtol=2**-9)
     total = product_add(x, weight, None, random(5, 192).half())
     torch.testing.assert_close(total, random(5, 192).half() + linear(x, weight), atol=0, rtol=2**-9)
+
+
+TILES = [
+    (1, 16, torch.bfloat16, (16, 128, 4)),
+    (17, 16, torch.bfloat16, (32, 128, 4)),
+    (64, 128, torch.bfloat16, (32, 128, 2)),
+    (64, 64, torch.bfloat16, (64, 128, 3)),
+    (16, 256, torch.bfloat16, (16, 64, 2)),
+    (16, 32, torch.float32, (16, 128, 4)),
+    (33, 128, torch.float32, (32, 64, 2)),
+    (300, 16, torch.float32, (256, 32, 2)),
+]
+"""Rows, outputs of a program, dtype; rows and columns of a step, and how many of them are on their way."""
+
+
+@pytest.mark.parametrize(("rows", "outputs", "dtype", "expected"), TILES)
+def test_which_tiles_so_many_rows_take(
+    rows: int, outputs: int, dtype: torch.dtype, expected: tuple[int, int, int]
+) -> None:
+    """The most that registers and shared memory hold, in a table."""
+    assert _tiles(torch.empty(rows, 7, dtype=dtype), outputs) == expected
+
+
+def test_tiles_of_every_size_fit() -> None:
+    """Powers of two of 16 at least, as matrix units want; two steps or more, so that loads overlap sums."""
+    for dtype in (torch.float16, torch.float32):
+        for rows in range(1, 130):
+            for outputs in (16, 32, 64, 128, 256):
+                block_m, block_k, stages = _tiles(torch.empty(rows, 7, dtype=dtype), outputs)
+                assert {block_m, block_k} <= {16, 32, 64, 128, 256}
+                assert block_m * outputs <= MOST_SUMS
+                assert 2 <= stages <= 4
+                assert stages * (block_m + outputs) * block_k * dtype.itemsize <= SHARED
 
 
 def test_no_rows_give_none() -> None:

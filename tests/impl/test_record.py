@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ddtree.decoding.decoding import top_two
-from ddtree.impl.record import BLOCK, pack_record, record_fields
+from ddtree.impl.record import BLOCK, MAX_SPLITS, pack_record, record_fields
 from ddtree.spec import Acceptance
 from tests.impl.cases import DEVICE, case, moved
 
@@ -89,6 +89,39 @@ def test_of_equals_the_smaller_ids_come_first_over_several_splits() -> None:
         found = split(record, fields)
         assert found["margins"][0, :1].view(torch.float64).tolist() == [0.0]
         assert int(found["runner_up_ids"][0, 0]) == max(first, second)
+
+
+def test_a_vocabulary_too_large_for_one_block_a_split() -> None:
+    """Both largest in one split's first and last block or in others; rows that lie apart, two requests."""
+    c = case(3, "normal", 2, 2, 11, 2)
+    vocab = 2 * MAX_SPLITS * BLOCK + 5  # three blocks a split, the last of which is short
+    paths = Acceptance(
+        torch.tensor([[0, 1, -1], [0, -1, -1]]).int(),
+        torch.tensor([2, 1]).int(),
+        torch.tensor([4, 6]),
+    )
+    starts = c.layout.qo_indptr.tolist()
+    read = (starts[0], starts[0] + 1, starts[1])
+    at = ((3, 3 * BLOCK - 1), (vocab - 1, 2 * BLOCK), (5 * BLOCK + 1, 9))
+    logits = torch.full((starts[-1], vocab + 3), torch.inf, device=DEVICE)[:, :vocab]
+    for row, (first, second) in zip(read, at, strict=True):
+        logits[row] = -1.0
+        logits[row, first], logits[row, second] = 4.0, 2.5
+    record = pack_record(
+        moved(c.tree, DEVICE), moved(c.layout, DEVICE), moved(paths, DEVICE), logits
+    )
+    found = split(record, record_fields(3, 3, has_margins=True))
+    margins = found["margins"].view(torch.float64)
+    assert margins.tolist() == [[1.5, 1.5, 0], [1.5, 0, 0]]
+    assert found["runner_up_ids"].tolist() == [[at[0][1], at[1][1], 0], [at[2][1], 0, 0]]
+
+
+def test_no_requests_have_no_record() -> None:
+    """Nothing is launched, and the shape is right."""
+    c = case(3, "normal", 1, 2, 11, 2)
+    none = Acceptance(*(part[:0] for part in vars(c.acceptance).values()))
+    packed = pack_record(c.tree, c.layout, none, None)
+    assert packed.shape == (0, sum(record_fields(3, 3, has_margins=False).values()))
 
 
 def test_a_vocabulary_of_one_has_no_second() -> None:

@@ -43,6 +43,25 @@ def test_the_collector_rests_and_is_then_as_it_was(was_enabled: bool) -> None:
         gc.enable()
 
 
+def test_the_collector_rests_until_the_last_of_several_ends() -> None:
+    """Captures of two threads, of which the one that began first ends first."""
+    first, second = uncollected(), uncollected()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_what_is_apart_on_a_cpu_just_runs() -> None:
+    """The driver, which may be missing, is not asked."""
+    made = torch.zeros(2)
+    with apart(made.device):
+        made.add_(1)
+    assert made.tolist() == [1, 1]
+
+
 @pytest.mark.gpu
 def test_a_graph_that_is_garbage_does_not_end_a_capture() -> None:
     """It lies in a cycle, and the captured function makes enough objects for the collector to run."""
