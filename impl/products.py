@@ -132,6 +132,6 @@ def _tiles(x: Tensor, outputs: int) -> tuple[int, int, int]:
     """Rows and columns of a step, and the depth of the load pipeline, for so many outputs a program."""
     block_m = min(MOST_SUMS // outputs, max(16, triton.next_power_of_2(x.shape[0])))
     block_k = BLOCK_K
-    while 2 * (block_m + outputs) * block_k * x.element_size() > SHARED and block_k > 16:
+    while 2 * (block_m + outputs) * block_k * x.element_size() > SHARED:
         block_k //= 2
     return block_m, block_k, min(4, SHARED // ((block_m + outputs) * block_k * x.element_size()))

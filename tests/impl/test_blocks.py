@@ -1,11 +1,15 @@
 """How a round of the loop goes on the device: blocks, inputs of rows, and what is kept of who accepted."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from ddtree.impl import commit
 from ddtree.impl.commit import TILE, keep_accepted, move_rows
+from ddtree.impl.commit_kernels import move_kernel
 from ddtree.impl.layout import BLOCK, plan_blocks, row_inputs
 from ddtree.spec import Commit, InputError
 from tests.impl.cases import DEVICE, case, moved
@@ -52,7 +56,7 @@ def test_rows_have_their_trees_tokens_and_their_slots(batch: int, budget: int) -
     expected_tokens, expected_slots = [], layout.out_cache_loc.tolist()
     for b, start in enumerate(starts[:-1]):
         expected_tokens += c.tree.token_ids[b, : starts[b + 1] - start].tolist()
-    unused = 200
+    unused = -len(expected_tokens) % 128 + 1  # a program has 128 rows: the last has one
     expected_tokens += [0] * unused
     expected_slots += [31] * unused
     larger = replace(
@@ -92,8 +96,8 @@ def test_rows_of_further_pools_follow_a_commit() -> None:
     before = torch.arange(2 * 6 * 4, dtype=torch.float32).view(2, 6, 2, 2)
     pools = [pool.to(DEVICE, copy=True) for pool in before]
     src, dst = torch.tensor([[1, 3, 4], [5, -1, -1]]), torch.tensor([[1, 2, 3], [0, -1, -1]])
-    commit = Commit(torch.zeros(2, dtype=torch.int32), src, dst)
-    done = Commit(*(tensor.to(DEVICE) for tensor in (commit.prefix_lens, src, dst)))
+    lens = torch.zeros(2, dtype=torch.int32)
+    done = Commit(*(tensor.to(DEVICE) for tensor in (lens, src, dst)))
     move_rows(pools, done)
     for pool, was in zip(pools, before, strict=True):
         expected = was.clone()
@@ -114,13 +118,30 @@ def test_rows_of_pools_unlike_in_size_alone_move_where_all_have_the_slots() -> N
         assert torch.equal(pool.cpu(), torch.cat([was[3:4], was[1:]]))
 
 
-def test_rows_longer_than_a_program_holds() -> None:
-    """float16 rows of more words than a tile of two steps has, of no power of two."""
+@pytest.mark.parametrize("width", [1, 3])
+def test_rows_longer_than_a_program_holds(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of no power of two; a program holds a tile, of all steps together, and no word is left out."""
     before = torch.arange(3 * (TILE + 3), dtype=torch.int32).view(torch.float16).view(3, 1, -1)
     pool = before.to(DEVICE, copy=True)
-    src, dst = torch.tensor([[2, 0]], device=DEVICE), torch.tensor([[0, 2]], device=DEVICE)
+    src = torch.tensor([[2, 0, 1][:width]], device=DEVICE)
+    dst = torch.tensor([[0, 2, 1][:width]], device=DEVICE)
+    blocks: list[int] = []
+
+    class Watched:
+        """The kernel, which tells its block."""
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def launch(*args: Any, BLOCK: int, **named: Any) -> None:
+                blocks.append(BLOCK)
+                move_kernel[grid](*args, BLOCK=BLOCK, **named)
+
+            return launch
+
+    monkeypatch.setattr(commit, "move_kernel", Watched())
     move_rows([pool], Commit(torch.zeros(1, dtype=torch.int32, device=DEVICE), src, dst))
-    assert torch.equal(pool.view(torch.int32).cpu(), before[[2, 1, 0]].view(torch.int32))
+    moved_rows = before[[2, 1, 2 if width == 1 else 0]]
+    assert torch.equal(pool.view(torch.int32).cpu(), moved_rows.view(torch.int32))
+    assert blocks == [TILE // {1: 1, 3: 4}[width]]
 
 
 def test_nothing_new_is_kept_and_nothing_moved_of_no_requests() -> None:

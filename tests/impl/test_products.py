@@ -5,9 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ddtree.impl import products
 from ddtree.impl.layers import add_norm, gate, split_heads
 from ddtree.impl.products import (
     BLOCK_K,
+    BLOCK_N,
     MOST_SUMS,
     SHARED,
     _tiles,
@@ -124,6 +126,24 @@ def test_tiles_of_every_size_fit() -> None:
                 assert block_m * outputs <= MOST_SUMS
                 assert 2 <= stages <= 4
                 assert stages * (block_m + outputs) * block_k * dtype.itemsize <= SHARED
+
+
+def test_how_many_outputs_a_program_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head's halves padded to matrix units and no further; gate and up of a block; a block."""
+    told: list[int] = []
+
+    def tiles(x: Tensor, outputs: int) -> tuple[int, int, int]:
+        told.append(outputs)
+        return _tiles(x, outputs)
+
+    monkeypatch.setattr(products, "_tiles", tiles)
+    x, norm, position = random(1, 5), random(5), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for head_dim in (64, 96, 128, 256):
+        angles = random(1, head_dim)
+        norm_heads(x, norm, EPS, random(3 * head_dim, 5), None, (angles, angles), position, (1, 1))
+    norm_gate(x, norm, EPS, random(6, 5))
+    product_add(x, random(7, 5), None, random(1, 7))
+    assert told == [64, 128, 128, 256, 2 * BLOCK_N, BLOCK_N]
 
 
 def test_no_rows_give_none() -> None:
