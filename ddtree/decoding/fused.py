@@ -21,6 +21,16 @@ from ddtree.impl.products import norm_gate, norm_heads, product_add
 MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 """Transformers' models whose layers are plain: pre-norm, rotary, gated by SiLU, nothing scaled."""
 
+PARAMETERS = {
+    *(f"self_attn.{name}_proj.{kind}" for name in "qkvo" for kind in ("weight", "bias")),
+    *(f"self_attn.{name}_norm.weight" for name in "qk"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    "mlp.down_proj.bias",
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+}
+"""All of a layer that is computed with."""
+
 FEW_ROWS = 64
 SMALL_WIDTH = 1024
 """Rows and hidden size up to which a product takes about as long as its launch."""
@@ -127,10 +137,7 @@ class FusedLayers:
             The rows after the final norm, and the outputs of the watched layers side by side; that of the
             last one is normalised, as Transformers has it.
         """
-        hidden, residual = embed_norm(
-            tokens.table, tokens.token_ids, tokens.starts, positions.numel(),
-            self._layers[0].input_norm.weight, self._layers[0].input_norm.eps, tokens.factor,
-        )  # fmt: skip
+        hidden, residual = self._looked_up(tokens, positions.numel())
         features = outputs = None
         if watched:
             features = hidden.new_empty((hidden.shape[0], len(watched) * hidden.shape[1]))
@@ -170,11 +177,7 @@ class FusedLayers:
         hidden = self._layers[0].down.out_features
         if positions.numel() > FEW_ROWS or hidden > SMALL_WIDTH:
             return self(tokens, rope, positions, attend)[0]
-        first = self._layers[0].input_norm
-        _, x = embed_norm(
-            tokens.table, tokens.token_ids, tokens.starts, positions.numel(),
-            first.weight, first.eps, tokens.factor,
-        )  # fmt: skip
+        _, x = self._looked_up(tokens, positions.numel())
         for i, layer in enumerate(self._layers):
             query, key, value = norm_heads(
                 x, layer.input_norm.weight, layer.input_norm.eps, layer.qkv, layer.qkv_bias,
@@ -185,6 +188,14 @@ class FusedLayers:
             gated = norm_gate(x, layer.mlp_norm.weight, layer.mlp_norm.eps, layer.gate_up)
             x = product_add(gated, layer.down.weight, layer.down.bias, x)
         return _normed(x, None, self._norm)[0]
+
+    def _looked_up(self, tokens: Tokens, num_rows: int) -> tuple[Tensor, Tensor]:
+        """The rows normalised for the first layer, and as they are."""
+        norm = self._layers[0].input_norm
+        return embed_norm(
+            tokens.table, tokens.token_ids, tokens.starts, num_rows,
+            norm.weight, norm.eps, tokens.factor,
+        )  # fmt: skip
 
     def write_context(
         self,
@@ -249,7 +260,7 @@ class FusedModel:
 
 
 def can_fuse(model: Any) -> bool:
-    """Whether a Transformers causal LM is one of those, with plain weights and nothing in between."""
+    """Whether a Transformers causal LM is one of those, with their plain weights and nothing in between."""
     config = model.config
     if config.model_type not in MODEL_TYPES or config.hidden_act != "silu":
         return False
@@ -263,6 +274,8 @@ def can_fuse(model: Any) -> bool:
         ]
         if {name for name, _ in layer.named_children()} != parts:
             return False
+        if {name for name, _ in layer.named_parameters()} - PARAMETERS:
+            return False  # what is not looked for would be left out of the sums
         if any(type(module) is not nn.Linear for module in linear):
             return False
     return type(model.model.embed_tokens) is nn.Embedding

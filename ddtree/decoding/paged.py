@@ -99,7 +99,7 @@ class PagedTarget:
         require(
             not fused or can_fuse(self.model),
             f"{type(model).__name__} is none of the plain models that can be fused "
-            f"({', '.join(sorted(MODEL_TYPES))}; not compiled, no adapters)",
+            f"({', '.join(sorted(MODEL_TYPES))}; not compiled, no adapters, no biases of gates)",
         )
         if fused is None:
             fused = self.device.type == "cuda" and can_fuse(self.model)

@@ -72,11 +72,15 @@ def test_weights_are_held_once() -> None:
 
 
 def test_what_is_not_plain_is_left_to_transformers() -> None:
-    """Other architectures, compiled models, layers with something in between; the error says which are."""
+    """Other architectures, compiled models, layers with something in between or with weights beside the plain
+    ones; the error says which are.
+    """
     assert {kind for kind in PAGED if can_fuse(tiny_model(kind, torch.float32))} == set(FUSED)
     model = tiny_model("llama-64", torch.float32)
     model.model.layers[0].adapter = torch.nn.Linear(2, 2)
     assert not can_fuse(model)
+    model.config.mlp_bias = True
+    assert not can_fuse(type(model)(model.config))
     model = tiny_model("llama-64", torch.float32)
     model.compile(backend="eager")
     assert not can_fuse(model)
