@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ddtree.spec.contracts import DraftTree, VerifyLayout
 from ddtree.spec.dtypes import require_kind
-from ddtree.spec.errors import InputError
+from ddtree.spec.errors import InputError, require
 
 
 def require_tree(tree: DraftTree) -> None:
@@ -58,3 +58,26 @@ def require_rows(name: str, tensor: Tensor, layout: VerifyLayout) -> None:
     rows = layout.positions.numel()
     if tensor.shape[0] < rows:
         raise InputError(f"{name} has shape {list(tensor.shape)}; the layout has {rows} query rows")
+
+
+def require_logits(logits: Tensor) -> None:
+    """Refuse what is no table of rows of logits."""
+    require(
+        logits.ndim == 2 and logits.shape[1] >= 1,
+        "logits have shape {}; expected [rows, vocab] with a token at least",
+        list(logits.shape),
+    )
+    require(
+        logits.stride(1) == 1,
+        "logits have strides {}; a row's logits must lie side by side",
+        logits.stride(),
+    )
+
+
+def require_table(name: str, tensor: Tensor, *shape: int) -> None:
+    """Refuse another shape, and numbers that do not lie side by side: a kernel computes where each one is."""
+    if tensor.shape != shape or not tensor.is_contiguous():
+        raise InputError(
+            f"{name} has shape {list(tensor.shape)} and strides {tensor.stride()}; "
+            f"expected {list(shape)}, contiguous"
+        )

@@ -7,7 +7,7 @@ import triton
 from jaxtyping import Int, Int32
 from torch import Tensor
 
-from ddtree.impl.arguments import require_layout, require_requests
+from ddtree.impl.arguments import require_layout, require_requests, require_table
 from ddtree.impl.commit_kernels import commit_slots_kernel, keep_kernel, move_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import Acceptance, Commit, PagedKV, VerifyLayout
@@ -113,9 +113,18 @@ def _commit(
 def move_rows(pools: list[Tensor], commit: Commit) -> None:
     """Move what more lies in the slots of a commit: pools beside those that ``commit_kv`` was given.
 
+    Args:
+        pools: ``[slots, ...]``, a slot's row each; changed in place. None: nothing is done.
+        commit: slots from and to, of which those outside the pools move nothing.
+
     Raises:
-        InputError: as ``commit_kv`` of its pools.
+        InputError: as ``commit_kv`` of its pools; a commit whose ``src`` and ``dst`` are not alike.
     """
+    require_kind("commit", commit, Commit)
+    require_table("Commit.src", commit.src, *commit.src.shape)
+    require_table("Commit.dst", commit.dst, *commit.src.shape)
+    if not pools:
+        return
     _require_alike(pools)
     if commit.src.numel():
         _move(pools, commit.src, commit.dst)
@@ -138,7 +147,13 @@ def _move(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:
 def keep_accepted(
     num_accepted: Int32[Tensor, " B"], new: Int[Tensor, " B"], held: Int[Tensor, " B"]
 ) -> None:
-    """Write what is new of the requests that accepted something over what is held, in place."""
+    """Write what is new of the requests that accepted something over what is held, in place.
+
+    Raises:
+        InputError: shapes that differ, or numbers that do not lie side by side.
+    """
+    for name, tensor in (("num_accepted", num_accepted), ("new", new), ("held", held)):
+        require_table(name, tensor, held.numel())
     if held.numel():
         _keep(num_accepted, new, held)
 

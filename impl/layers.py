@@ -5,6 +5,7 @@ import triton
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
+from ddtree.impl.arguments import require_table
 from ddtree.impl.layers_kernels import (
     add_norm_kernel,
     context_kernel,
@@ -13,6 +14,7 @@ from ddtree.impl.layers_kernels import (
     heads_kernel,
 )
 from ddtree.impl.op import op
+from ddtree.spec.errors import InputError, require
 
 GATE_BLOCK = 1024
 
@@ -27,7 +29,18 @@ def add_norm(
     """Return ``weight * total / rms(total)`` and ``total = x + residual``, which is written ``into``.
 
     ``x`` is contiguous; rows of ``residual`` and ``into`` (None: new memory) may lie apart.
+
+    Raises:
+        InputError: shapes that do not agree, or numbers of a row that do not lie side by side.
     """
+    require_table("x", x, *x.shape)
+    require_table("weight", weight, x.shape[1])
+    for name, part in (("residual", residual), ("into", into)):
+        if part is not None and (part.shape != x.shape or part.stride(1) != 1):
+            raise InputError(
+                f"{name} has shape {list(part.shape)} and strides {part.stride()}, x shape {list(x.shape)}; "
+                "the shapes are one, and a row's numbers lie side by side"
+            )
     normed = torch.empty_like(x)
     total = None if residual is None else torch.empty_like(x) if into is None else into
     if x.shape[0]:
@@ -74,7 +87,16 @@ def embed_norm(
         weight: of the norm.
         eps: of the norm.
         factor: on what is looked up.
+
+    Raises:
+        InputError: fewer starts than requests, no request, or a table or a norm whose numbers do not lie side
+            by side.
     """
+    batch, (vocab, width) = token_ids.shape[0], table.shape
+    require(batch >= 1, "token_ids has 0 requests; rows are looked up for 1 at least")
+    require(starts.numel() > batch, "starts has {} entries, for {} requests", starts.numel(), batch)
+    require_table("table", table, vocab, width)
+    require_table("weight", weight, width)
     total = table.new_empty((num_rows, table.shape[1]))
     normed = torch.empty_like(total)
     if num_rows:
@@ -180,9 +202,22 @@ def write_context(
         positions: of the rows; trusted.
         k_norms: weights of the keys' norms, a head at a time; None: they are not normalised.
         eps: of the norms.
-        pools: keys and values of each layer; contiguous.
-        slots: of the pools, one a row; rows with a negative one are left out.
+        pools: keys and values of each layer; contiguous; changed in place.
+        slots: of the pools, one a row; rows with a negative one are left out, others are trusted.
+
+    Raises:
+        InputError: shapes that do not agree, or numbers that do not lie side by side.
     """
+    layers, _, _, kv_heads, head_dim = pools.shape
+    count = rows.shape[1]
+    require_table("pools", pools, layers, 2, *pools.shape[2:])
+    require_table("rows", rows, layers, count, 2 * kv_heads * head_dim)
+    for table in rope:
+        require_table("rope", table, table.shape[0], head_dim)
+    require_table("positions", positions, count)
+    require_table("slots", slots, count)
+    if k_norms is not None:
+        require_table("k_norms", k_norms, layers, head_dim)
     if rows.numel():
         _write_context(rows, *rope, positions, k_norms, eps, pools, slots)
 

@@ -1,4 +1,4 @@
-"""Step 2 on the device: lay the verify pass out, in one launch.
+"""Step 2 on the device: lay the verify pass out, in one launch; the drafter's pass too.
 
 The lengths are known to the device alone, so no tensor's size may depend on them: every tensor has
 the size of the largest call of its batch, and the layout says ``is_captured``.
@@ -11,7 +11,12 @@ import triton
 from jaxtyping import Int, Int32, Int64
 from torch import Tensor
 
-from ddtree.impl.arguments import require_layout, require_requests, require_tree
+from ddtree.impl.arguments import (
+    require_layout,
+    require_requests,
+    require_table,
+    require_tree,
+)
 from ddtree.impl.layout_kernels import plan_blocks_kernel, plan_kernel, row_inputs_kernel
 from ddtree.impl.op import op
 from ddtree.spec.contracts import DraftTree, QLen, VerifyLayout
@@ -55,12 +60,7 @@ def plan_verify(
     batch = tree.token_ids.shape[0]
     require(batch >= 1, "the tree has 0 requests; a verify pass has at least 1")
     require_tensor("prefix_lens", prefix_lens, LENGTH, (batch,))
-    require_tensor("slot_table", slot_table, INDEX, (batch, "max_context"))
-    require(
-        slot_table.stride(1) == 1,
-        "slot_table has strides {}; its entries must lie side by side",
-        slot_table.stride(),
-    )
+    _require_slots(slot_table, batch)
     if q_lens is not None:
         require_tensor("q_lens", q_lens, LENGTH, (batch,))
     layout = _unfilled(tree.depths, slot_table)
@@ -97,8 +97,21 @@ def plan_blocks(
         round's own, whatever becomes of ``prefix_lens`` and ``roots`` before its end.
 
     Raises:
-        InputError: sizes whose indptr could overflow int32.
+        InputError: dtypes or shapes that do not agree, no place or no row, tensors whose numbers do not lie
+            side by side, or sizes whose indptr could overflow int32.
     """
+    require_tensor("token_ids", token_ids, (torch.int64,), ("B", "Q"))
+    batch, rows = token_ids.shape
+    require(batch >= 1 and rows >= 1, "{} blocks of {} rows; at least 1 of each", batch, rows)
+    require_table("token_ids", token_ids, batch, rows)
+    for name, tensor, dtype in (
+        ("prefix_lens", prefix_lens, torch.int32),
+        ("limits", limits, torch.int32),
+        ("roots", roots, torch.int64),
+    ):
+        require_tensor(name, tensor, (dtype,), (batch,))
+        require_table(name, tensor, batch)
+    _require_slots(slot_table, batch)
     layout = _unfilled(token_ids, slot_table)
     live, begun = torch.empty_like(prefix_lens), torch.empty_like(roots)
     _plan_blocks(
@@ -133,6 +146,16 @@ def _plan_blocks(
         batch, rows, max_context, slot_table.stride(0),
         BATCH=triton.next_power_of_2(batch), ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK,
     )  # fmt: skip
+
+
+def _require_slots(slot_table: Tensor, batch: int) -> None:
+    """Refuse what is no slot table of so many requests."""
+    require_tensor("slot_table", slot_table, INDEX, (batch, "max_context"))
+    require(
+        slot_table.stride(1) == 1,
+        "slot_table has strides {}; its entries must lie side by side",
+        slot_table.stride(),
+    )
 
 
 def _shares(batch: int, max_context: int) -> tuple[int, int]:

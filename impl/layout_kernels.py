@@ -1,4 +1,4 @@
-"""The kernel of ``plan_verify``."""
+"""Kernels of layouts: of a verify pass, of a drafter's blocks, and of a pass's rows."""
 
 import triton
 import triton.language as tl

@@ -7,6 +7,7 @@ import triton
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from ddtree.impl.arguments import require_logits
 from ddtree.impl.op import op
 from ddtree.impl.rank import MAX_KEPT, ranked
 from ddtree.impl.sampling_kernels import (
@@ -35,7 +36,7 @@ TOP_P_KEPT = 512
 
 def first_argmax(logits: Float[Tensor, "T vocab"]) -> Int64[Tensor, " T"]:
     """Return each row's likeliest token, ties to the smallest id; NaN is least likely."""
-    _require_rows(logits)
+    require_logits(logits)
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
         _argmax(logits, ids)
@@ -75,7 +76,7 @@ def sample_rows(
     require_parameters(temperature, top_k, top_p)
     if temperature == 0:
         return first_argmax(logits)
-    _require_rows(logits)
+    require_logits(logits)
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
         _sample(logits, uniforms, ids, temperature, top_k, top_p)
@@ -198,20 +199,6 @@ def _uniforms(
         seeds, qo_indptr, positions, uniforms, batch, num_queries,
         BATCH=triton.next_power_of_2(batch), BLOCK=128,
     )  # fmt: skip
-
-
-def _require_rows(logits: Tensor) -> None:
-    """Refuse what is no table of rows."""
-    require(
-        logits.ndim == 2 and logits.shape[1] >= 1,
-        "logits have shape {}; expected [rows, vocab] with a token at least",
-        list(logits.shape),
-    )
-    require(
-        logits.stride(1) == 1,
-        "logits have strides {}; a row's logits must lie side by side",
-        logits.stride(),
-    )
 
 
 def _num_splits(rows: int, vocab: int) -> int:

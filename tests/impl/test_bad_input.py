@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from ddtree import impl, spec
-from ddtree.impl.layout import row_inputs
+from ddtree.impl.commit import keep_accepted, move_rows
+from ddtree.impl.layers import add_norm, embed_norm, write_context
+from ddtree.impl.layout import plan_blocks, row_inputs
+from ddtree.impl.products import norm_gate, norm_heads, product_add
+from ddtree.impl.record import pack_record
 from ddtree.impl.sampling import first_argmax, row_uniforms
 from ddtree.impl.tree import MAX_HORIZON
 from ddtree.spec import Budget, Horizon, InputError, QLen
@@ -131,6 +135,69 @@ def keep(
     return lambda: impl.commit_kv(spec.PagedKV(**(good | changed)), layout, acceptance)
 
 
+def begin(**changed: Any) -> Callable[[], object]:
+    """A call of plan_blocks: two places, blocks of three tokens."""
+    good: dict[str, Any] = {
+        "prefix_lens": LENS, "limits": LENS, "slot_table": TABLE, "roots": ROOTS,
+        "token_ids": torch.zeros(2, 3, dtype=torch.int64, device=DEVICE),
+    }  # fmt: skip
+    return lambda: plan_blocks(**(good | changed))
+
+
+def record(**changed: Any) -> Callable[[], object]:
+    """A call of pack_record."""
+    good = {"tree": TREE, "layout": LAYOUT, "acceptance": ACCEPTANCE, "logits": LOGITS}
+    return lambda: pack_record(**(good | changed))
+
+
+def move(*pools: Tensor, **changed: Tensor) -> Callable[[], object]:
+    """A call of move_rows."""
+    good = {"prefix_lens": LENS, "src": TABLE[:, :2].clone(), "dst": TABLE[:, 1:3].clone()}
+    return lambda: move_rows(list(pools), spec.Commit(**(good | changed)))
+
+
+def normed(**changed: Any) -> Callable[[], object]:
+    """A call of add_norm: two rows of three numbers."""
+    good: dict[str, Any] = {"x": pool(2, 3), "residual": pool(2, 3), "weight": pool(3), "eps": 0.1}
+    return lambda: add_norm(**(good | changed))
+
+
+def looked_up(**changed: Any) -> Callable[[], object]:
+    """A call of embed_norm: two requests of three tokens."""
+    good: dict[str, Any] = {
+        "table": pool(5, 3), "token_ids": TABLE[:, :3] % 5, "starts": LAYOUT.qo_indptr, "num_rows": 8,
+        "weight": pool(3), "eps": 0.1,
+    }  # fmt: skip
+    return lambda: embed_norm(**(good | changed))
+
+
+def context(**changed: Any) -> Callable[[], object]:
+    """A call of write_context: two rows in one layer, with one head of 6 numbers."""
+    good: dict[str, Any] = {
+        "rows": pool(1, 2, 12), "rope": (pool(9, 6), pool(9, 6)), "positions": ROOTS, "k_norms": pool(1, 6),
+        "eps": 0.1, "pools": pool(1, 2, 4, 1, 6), "slots": ROOTS,
+    }  # fmt: skip
+    return lambda: write_context(**(good | changed))
+
+
+def few_heads(**changed: Any) -> Callable[[], object]:
+    """A call of norm_heads: two rows of three numbers, two heads of queries and one of keys."""
+    good: dict[str, Any] = {
+        "x": pool(2, 3), "norm": pool(3), "eps": 0.1, "weight": pool(24, 3), "bias": pool(24),
+        "rope": (pool(9, 6), pool(9, 6)), "positions": ROOTS, "heads": (2, 1), "norms": (pool(6), None),
+        "head_eps": 0.1,
+    }  # fmt: skip
+    return lambda: norm_heads(**(good | changed))
+
+
+def few_added(**changed: Any) -> Callable[[], object]:
+    """A call of product_add: two rows of three numbers, four outputs."""
+    good: dict[str, Any] = {
+        "x": pool(2, 3), "weight": pool(4, 3), "bias": pool(4), "residual": pool(2, 4),
+    }  # fmt: skip
+    return lambda: product_add(**(good | changed))
+
+
 CASES: list[tuple[Callable[[], object], str]] = [
     (draft(budget=-1), "budget is -1; the least is 0, a tree of the root alone"),
     (draft(topk=0), "topk is 0; the least is 1, a chain"),
@@ -216,6 +283,59 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (keep(values=(pool(24, 1, 2, dtype=torch.float16),)), "one pool has rows of [1, 2] torch.float32, another of [1, 2] torch.float16"),
     (keep(values=(pool(24, 2, 2)[:, :1],)), "a pool of shape [24, 1, 2] has strides (4, 2, 1); pools must be contiguous"),
     (keep(keys=(pool(24, 1, 1, dtype=torch.float16),), values=(pool(24, 1, 1, dtype=torch.float16),)), "a slot's row takes 2 bytes; it must be a whole number of 4-byte words"),
+    (begin(token_ids=ROOTS), "token_ids has shape [2]; expected [B, Q]"),
+    (begin(token_ids=ROOTS[:, None].int()), "token_ids has dtype torch.int32; expected torch.int64"),
+    (begin(token_ids=TABLE[:, :3]), "token_ids has shape [2, 3] and strides (12, 1); expected [2, 3], contiguous"),
+    (begin(token_ids=TABLE[:0]), "0 blocks of 12 rows; at least 1 of each"),
+    (begin(token_ids=TABLE[:, :0]), "2 blocks of 0 rows; at least 1 of each"),
+    (begin(prefix_lens=LENS[:1]), "prefix_lens has shape [1]; expected [2]"),
+    (begin(limits=LENS.long()), "limits has dtype torch.int64; expected torch.int32"),
+    (begin(roots=TABLE[:, 1]), "roots has shape [2] and strides (12,); expected [2], contiguous"),
+    (begin(slot_table=TABLE[:1]), "slot_table has shape [1, 12]; expected [2, max_context]"),
+    (begin(slot_table=TABLE.T.contiguous().T), "slot_table has strides (1, 2); its entries must lie side by side"),
+    (record(tree=ONE_TREE), "DraftTree.scores has shape [1, 4]; expected [2, 4]"),
+    (record(tree=replace(TREE, scores=TREE.scores.float())), "DraftTree.scores has dtype torch.float32; expected torch.float64"),
+    (record(acceptance=replace(ACCEPTANCE, bonus=ACCEPTANCE.bonus[:1])), "Acceptance.bonus has shape [1]; expected [2]"),
+    (record(layout=ONE_REQUEST), "the layout has 1 requests, the acceptance 2"),
+    (record(logits=LOGITS[:7]), "logits has shape [7, 3]; the layout has 8 query rows"),
+    (record(logits=LOGITS[:, :0]), "logits have shape [8, 0]; expected [rows, vocab]"),
+    (record(logits=pool(3, 8).T), "logits have strides (1, 8); a row's logits must lie side by side"),
+    (record(logits=LOGITS.long()), "logits has dtype torch.int64; expected torch.float32 or"),
+    (move(pool(24, 2, 2)[:, :1]), "a pool of shape [24, 1, 2] has strides (4, 2, 1); pools must be contiguous"),
+    (move(pool(24, 1, 2), dst=TABLE[:1, :2].clone()), "Commit.dst has shape [1, 2] and strides"),
+    (move(pool(24, 1, 2), src=TABLE[:, :2]), "Commit.src has shape [2, 2] and strides (12, 1); expected [2, 2], contiguous"),
+    (lambda: keep_accepted(LENS, ROOTS[:1], ROOTS), "new has shape [1] and strides (1,); expected [2], contiguous"),
+    (lambda: keep_accepted(LENS[:1], ROOTS, ROOTS), "num_accepted has shape [1] and strides (1,); expected [2], contiguous"),
+    (lambda: keep_accepted(LENS, ROOTS, TABLE[:, 0]), "held has shape [2] and strides (12,); expected [2], contiguous"),
+    (normed(x=pool(2, 4)[:, :3]), "x has shape [2, 3] and strides (4, 1); expected [2, 3], contiguous"),
+    (normed(weight=pool(2)), "weight has shape [2] and strides (1,); expected [3], contiguous"),
+    (normed(residual=pool(1, 3)), "residual has shape [1, 3] and strides (3, 1), x shape [2, 3]"),
+    (normed(into=pool(3, 2).T), "into has shape [2, 3] and strides (1, 2), x shape [2, 3]"),
+    (looked_up(token_ids=TABLE[:0]), "token_ids has 0 requests; rows are looked up for 1 at least"),
+    (looked_up(starts=LENS), "starts has 2 entries, for 2 requests"),
+    (looked_up(table=pool(3, 5).T), "table has shape [5, 3] and strides (1, 5); expected [5, 3], contiguous"),
+    (looked_up(weight=pool(2)), "weight has shape [2] and strides (1,); expected [3], contiguous"),
+    (context(rows=pool(1, 2, 6)), "rows has shape [1, 2, 6] and strides (12, 6, 1); expected [1, 2, 12], contiguous"),
+    (context(rope=(pool(9, 6), pool(9, 4))), "rope has shape [9, 4] and strides (4, 1); expected [9, 6], contiguous"),
+    (context(positions=ROOTS[:1]), "positions has shape [1] and strides (1,); expected [2], contiguous"),
+    (context(slots=ROOTS[:1]), "slots has shape [1] and strides (1,); expected [2], contiguous"),
+    (context(k_norms=pool(2, 6)), "k_norms has shape [2, 6] and strides (6, 1); expected [1, 6], contiguous"),
+    (context(pools=pool(1, 3, 4, 1, 6)), "pools has shape [1, 3, 4, 1, 6] and strides (72, 24, 6, 6, 1); expected [1, 2, 4, 1, 6], contiguous"),
+    (few_heads(rope=(pool(9, 5), pool(9, 5))), "head_dim is 5; it must be even and at most 256"),
+    (few_heads(rope=(pool(9, 258), pool(9, 258))), "head_dim is 258; it must be even and at most 256"),
+    (few_heads(rope=(pool(9, 6), pool(8, 6))), "rope has shape [8, 6] and strides (6, 1); expected [9, 6], contiguous"),
+    (few_heads(heads=(3, 1)), "weight has shape [24, 3] and strides (3, 1); expected [30, 3], contiguous"),
+    (few_heads(norm=pool(2)), "norm has shape [2] and strides (1,); expected [3], contiguous"),
+    (few_heads(bias=pool(18)), "bias has shape [18] and strides (1,); expected [24], contiguous"),
+    (few_heads(positions=ROOTS[:1]), "positions has shape [1] and strides (1,); expected [2], contiguous"),
+    (few_heads(norms=(None, pool(3))), "norms has shape [3] and strides (1,); expected [6], contiguous"),
+    (lambda: norm_gate(pool(2, 3), pool(3), 0.1, pool(5, 3)), "weight has 5 outputs; half of them are the gate's"),
+    (lambda: norm_gate(pool(2, 3), pool(2), 0.1, pool(4, 3)), "norm has shape [2] and strides (1,); expected [3], contiguous"),
+    (few_added(x=pool(2, 2)), "weight has shape [4, 3] and strides (3, 1); expected [4, 2], contiguous"),
+    (few_added(x=pool(2, 4)[:, :3]), "x has shape [2, 3] and strides (4, 1); expected [2, 3], contiguous"),
+    (few_added(bias=pool(3)), "bias has shape [3] and strides (1,); expected [4], contiguous"),
+    (few_added(residual=pool(1, 4)), "residual has shape [1, 4] and strides (4, 1); expected [2, 4], contiguous"),
+    (few_added(x=torch.empty(1, 2**16, device="meta"), weight=torch.empty(2**15, 2**16, device="meta")), "weight has shape [32768, 65536], 2147483648 numbers; the kernels take at most 2147483647"),
 ]  # fmt: skip
 
 
@@ -232,5 +352,18 @@ def test_the_calls_that_they_spoil_are_good() -> None:
     made = plan()()
     assert isinstance(made, spec.VerifyLayout)
     assert made.is_captured
-    for call in (draft(), choose(), convert(PACKED), attend(), keep(), keep(page_size=1)):
+    for call in (
+        draft(),
+        choose(),
+        convert(PACKED),
+        attend(),
+        keep(),
+        keep(page_size=1),
+        begin(),
+        record(),
+    ):
         assert call() is not None
+    for call in (normed(), looked_up(), few_heads(), few_added()):
+        assert call() is not None
+    for call in (context(), move(), move(pool(24, 1, 2))):
+        assert call() is None

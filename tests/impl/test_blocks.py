@@ -15,9 +15,11 @@ from ddtree.spec import Commit, InputError
 from tests.impl.cases import DEVICE, case, moved
 
 
-@pytest.mark.parametrize(("batch", "rows", "context"), [(1, 1, 3), (5, 4, 9), (3, 16, BLOCK + 7)])
+@pytest.mark.parametrize(
+    ("batch", "rows", "context"), [(1, 1, 3), (5, 4, 9), (2, 3, 0), (3, 16, BLOCK + 7)]
+)
 def test_blocks_follow_the_prefixes_of_who_takes_part(batch: int, rows: int, context: int) -> None:
-    """Unused places, places at their limit and beyond, prefixes of none and of all entries."""
+    """Unused places, places at their limit and beyond, prefixes of none and of all entries, no entries."""
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         held = torch.randint(-1, context + 1, (batch,), generator=generator, dtype=torch.int32)

@@ -1,12 +1,14 @@
 """The record of a round, against the same fields put together in PyTorch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from ddtree.decoding.decoding import top_two
 from ddtree.impl.record import BLOCK, MAX_SPLITS, pack_record, record_fields
-from ddtree.spec import Acceptance
+from ddtree.spec import Acceptance, DraftTree
 from tests.impl.cases import DEVICE, case, moved
 
 
@@ -120,7 +122,8 @@ def test_no_requests_have_no_record() -> None:
     """Nothing is launched, and the shape is right."""
     c = case(3, "normal", 1, 2, 11, 2)
     none = Acceptance(*(part[:0] for part in vars(c.acceptance).values()))
-    packed = pack_record(c.tree, c.layout, none, None)
+    tree = DraftTree(*(part[:0] for part in vars(c.tree).values()))
+    packed = pack_record(tree, replace(c.layout, is_captured=True), none, None)
     assert packed.shape == (0, sum(record_fields(3, 3, has_margins=False).values()))
 
 
