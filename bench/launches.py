@@ -119,9 +119,8 @@ def count(run: DeviceRounds) -> Counter[Key]:
     with ExitStack() as patched:
         for name, functions in PARTS.items():
             for owner, attribute in functions:
-                if hasattr(owner, attribute):
-                    function = named(name, getattr(owner, attribute))
-                    patched.enter_context(patch.object(owner, attribute, function))
+                function = named(name, getattr(owner, attribute))
+                patched.enter_context(patch.object(owner, attribute, function))
         patched.enter_context(patch.object(run, "_beside", counted.beside))
         patched.enter_context(patch.object(GridExecutor, "__call__", launched))
         # launchers shall not become operators, in which nothing is seen

@@ -5,7 +5,7 @@ vocabulary that a tree covers, so that paths are accepted. ``test_device_rounds_
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -29,6 +29,7 @@ from ddtree.decoding import (
     decode,
     fused,
 )
+from ddtree.decoding import device_rounds as device_rounds_module
 from ddtree.decoding.device_rounds import DeviceRounds, device_rounds
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
@@ -293,14 +294,18 @@ PLACES = {0: 9, 2: 4}
 
 
 def begun(
-    model: Any, drafter: Drafter, sampling: Sampling | None = None, budget: int = BUDGET
+    model: Any,
+    drafter: Drafter,
+    sampling: Sampling | None = None,
+    budget: int = BUDGET,
+    *,
+    kind: type[DeviceRounds] = DeviceRounds,
+    page_size: int = 1,
 ) -> tuple[DeviceRounds, PagedTarget, dict[int, Held]]:
     """Rounds with requests that have begun; the place between them is unused."""
-    target = target_of(model, 3)
+    target = target_of(model, 3, page_size=page_size)
     target.watch(drafter.target_layer_ids)
-    rounds = DeviceRounds(
-        target, drafter, budget=budget, topk=None, sampling=sampling, ragged=False
-    )
+    rounds = kind(target, drafter, budget=budget, topk=None, sampling=sampling, ragged=False)
     helds = {}
     for place, length in PLACES.items():
         held = helds[place] = Held(place, Request(prompt(length), 30), sampling)
@@ -345,6 +350,55 @@ def eager_drafts(model: Any, drafter: DFlashDrafter, text: Tensor) -> Tensor:
     dense.prefill(text[:-1])
     drafter.reset()
     return drafter.draft(text, dense.features())[0].cpu()
+
+
+class Late(DeviceRounds):
+    """Puts off to a round's end what stands beside it."""
+
+    def step(self) -> Any:
+        late: list[Callable[[], Any]] = []
+        with pytest.MonkeyPatch.context() as patched:
+            for owner, name in (
+                (PagedDFlash, "take"), (PagedDFlash, "commit"),
+                (device_rounds_module, "keep_accepted"), (device_rounds_module, "pack_record"),
+            ):  # fmt: skip
+                patched.setattr(owner, name, put_off(getattr(owner, name), late))
+            made = super().step()
+        _, made.packed, _, _ = (call() for call in late)
+        return made
+
+
+def put_off(function: Callable[..., Any], late: list[Callable[[], Any]]) -> Callable[..., None]:
+    """The function, called later."""
+
+    def later(*args: Any) -> None:
+        late.append(lambda: function(*args))
+
+    return later
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_runs_beside_a_round_may_run_at_its_end(page_size: int) -> None:
+    """Nothing before reads it, or writes what it reads; context and roots are then what they are in order."""
+    model = model_of()
+    found = []
+    for kind in (DeviceRounds, Late):
+        # nearly even drafts, so that a tree has every child of the root
+        drafter = drafter_of(model, output_multiplier=0.1)
+        rounds, target, helds = begun(model, drafter, kind=kind, page_size=page_size)
+        told = rounds.launch(helds)()
+        pools = rounds.resident._pools  # type: ignore[union-attr]
+        kept = [
+            pool[target.slot_table[b, : target.prefix_lens[b]]]
+            for b in helds for pair in pools for pool in pair
+        ]  # fmt: skip
+        heard = [(told[b].token_ids, told[b].margins) for b in helds]
+        assert max(len(tokens) for tokens, _ in heard) > 1
+        found.append((heard, [target.prefix_lens, target.slot_table, rounds.roots, *kept]))
+    (heard, state), (late_heard, late_state) = found
+    assert heard == late_heard
+    for one, other in zip(state, late_state, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("few_rows", [FEW_ROWS, 34])

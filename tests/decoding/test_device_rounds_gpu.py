@@ -19,10 +19,12 @@ from ddtree.decoding import (
     autoregressive,
     compare,
     decode,
+    fused,
 )
 from ddtree.decoding.device_rounds import DeviceRounds
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
+from ddtree.decoding.fused import FEW_ROWS
 from ddtree.decoding.paged import PagedTarget
 from ddtree.decoding.rounds import Held, HostRounds
 from ddtree.spec import BlockSize
@@ -94,10 +96,19 @@ def begun(
 
 
 @pytest.mark.parametrize(
-    "sampling", [None, Sampling(0.8, seed=3), Sampling(0.9, top_p=0.9, seed=4)]
+    ("sampling", "few_rows"),
+    [
+        (None, FEW_ROWS),
+        (None, 0),  # no draft is of few rows
+        (Sampling(0.8, seed=3), FEW_ROWS),
+        (Sampling(0.9, top_p=0.9, seed=4), FEW_ROWS),
+    ],
 )
-def test_captured_rounds_equal_eager_ones_whatever_lies_about(sampling: Sampling | None) -> None:
+def test_captured_rounds_equal_eager_ones_whatever_lies_about(
+    sampling: Sampling | None, few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """float32: every token, tree and length of 12 rounds; what no round may read is NaN before each."""
+    monkeypatch.setattr(fused, "FEW_ROWS", few_rows)
     model = model_of("qwen3", torch.float32)
     drafter = drafter_of(model)
     both = [begun(model, drafter, sampling, 33) for _ in range(2)]
