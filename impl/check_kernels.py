@@ -383,17 +383,19 @@ def sizes_kernel(
         own_prefix = load_len(kv_indptr, request, is_mine & (request < kv_room))
         prefix_len = own_prefix
         knows_prefix = (tl.min(own_prefix, axis=0) >= 0).to(tl.int32)
-    unused = zero == 0
+    unused = own_prefix == 0
     if prefix_lens is not None:
         told = tl.load(prefix_lens + request, mask=is_mine, other=0).to(tl.int64)
+        unused = told < 0
+        if CAPTURED:
+            told = tl.maximum(told, 0)
         is_told = tl.min(told, axis=0) >= 0
         prefix_len = tl.where(is_told, told, prefix_len)
         knows_prefix = tl.where(is_told, 1, knows_prefix)
-        unused = told < 0
     prefix_len = tl.where(knows_prefix != 0, prefix_len, 0)
     is_idle = zero != 0
     if CAPTURED and kv_indptr is not None:
-        is_idle = is_mine & (knows_q != 0) & (q_len == 0) & (own_prefix == 0) & unused
+        is_idle = is_mine & (knows_q != 0) & (q_len == 0) & unused
 
     segments = tl.where(is_mine, mask_len(prefix_len, q_len), 0)
     bytes_ = packed_len(segments)

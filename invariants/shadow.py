@@ -10,15 +10,20 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from ddtree.invariants.violation import InvariantViolation
 from ddtree.spec import index
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import (
+    Acceptance,
+    Commit,
     DenseMask,
+    DraftTree,
     FlatMask,
     PackedMask,
+    PagedKV,
     PrefixLen,
     QLen,
     VerifyLayout,
@@ -35,6 +40,7 @@ NAMES = (
     "accept_greedy", "accept_sampled", "commit_kv", "VerifyBuffers.fill",
 )  # fmt: skip
 """Functions that can be run again; a whole round needs a model, but each of its steps is one of these."""
+INDPTRS = ("qo_indptr", "kv_indptr", "mask_indptr")
 
 
 class Shadow:
@@ -58,11 +64,20 @@ class Shadow:
     def reference(self) -> dict[str, Any]:
         """What the reference makes of the call, by name; empty where it refuses it."""
         arguments = copied(self.given)
+        used = _used(self.function, arguments)
+        if used is not None:
+            arguments = {name: _of_used(name, value, used) for name, value in arguments.items()}
         try:
             result = run(import_module("ddtree.spec"), self.function, arguments)
         except InputError as error:
             self.refused = str(error)
             return {}
+        if used is not None:
+            result = _with_unused(result, used)
+            if "kv" in arguments:  # tables of unused requests stay as they are
+                table = self.given["kv"].slot_table.clone()
+                table[_padded(used, table.shape[0])] = arguments["kv"].slot_table
+                arguments["kv"] = replace(arguments["kv"], slot_table=table)
         return outcome(self.function, result, arguments, self.given.get("layout"))
 
     def violation(
@@ -100,6 +115,64 @@ def run(package: Any, function: str, arguments: Mapping[str, Any]) -> Any:
         arguments["buffers"].fill(**rest)
         return None
     return getattr(package, function)(**arguments)
+
+
+def _used(function: str, given: Mapping[str, Any]) -> Bool[Tensor, " B"] | None:
+    """Which requests are used, where some are not and the reference would refuse them."""
+    if function == "plan_verify":
+        used = given["prefix_lens"] >= 0
+    elif function in {"accept_greedy", "accept_sampled", "commit_kv"}:
+        layout = given["layout"]
+        batch = (given["acceptance"].nodes if "kv" in given else given["tree"].token_ids).shape[0]
+        indptrs = [getattr(layout, field) for field in INDPTRS]
+        if any(indptr.numel() <= batch for indptr in indptrs):
+            return None
+        used = torch.stack([indptr[: batch + 1].diff() != 0 for indptr in indptrs]).any(dim=0)
+    else:
+        return None
+    return None if bool(used.all()) else used
+
+
+def _of_used(name: str, value: Any, used: Bool[Tensor, " B"]) -> Any:
+    """What an argument says of the used requests. The others have no rows or entries in any of them."""
+    match value:
+        case DraftTree() | Acceptance():
+            return replace(value, **{field: part[used] for field, part in vars(value).items()})
+        case VerifyLayout():
+            kept = _padded(used, value.qo_indptr.numel() - 1)
+            kept = torch.cat([kept.new_ones(1), kept])
+            indptrs = {field: getattr(value, field)[kept] for field in INDPTRS}
+            return replace(value, **indptrs)
+        case PagedKV():
+            table = value.slot_table
+            return replace(value, slot_table=table[_padded(used, table.shape[0])])
+        case Tensor() if name in {"prefix_lens", "slot_table", "q_lens"}:
+            return value[used]
+    return value
+
+
+def _with_unused(result: Any, used: Bool[Tensor, " B"]) -> Any:
+    """The reference's result with the unused requests, as the fast path has them."""
+
+    def spread(part: Tensor, fill: int) -> Tensor:
+        whole = part.new_full((used.numel(), *part.shape[1:]), fill)
+        whole[used] = part
+        return whole
+
+    match result:
+        case VerifyLayout():
+            end = torch.cat([used.new_zeros(1), used]).cumsum(0)
+            return replace(result, **{field: getattr(result, field)[end] for field in INDPTRS})
+        case Acceptance(nodes, num_accepted, bonus):
+            return Acceptance(spread(nodes, -1), spread(num_accepted, 0), spread(bonus, 0))
+        case Commit(prefix_lens, src, dst):
+            return Commit(spread(prefix_lens, 0), spread(src, -1), spread(dst, -1))
+    return result
+
+
+def _padded(used: Bool[Tensor, " B"], size: int) -> Bool[Tensor, " size"]:
+    """The used requests, and all that fixed buffers or tables hold past the batch."""
+    return torch.cat([used, used.new_ones(size - used.numel())])
 
 
 def _cut(value: Any, layout: VerifyLayout | None) -> Any:

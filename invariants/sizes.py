@@ -73,22 +73,24 @@ def sizes_of(call: Call) -> Sizes:
 def claimed_sizes(call: Call) -> Sizes:
     """The sizes as the call claims them, with no look at the evidence: its own lengths, else the indptrs'."""
     batch = batch_of(call)
-    prefix_lens = _lens(_own_lens(call.prefix_lens, batch) or diffs(call.kv_indptr, batch))
+    prefix_lens = _lens(_own_prefix_lens(call, batch) or diffs(call.kv_indptr, batch))
     q_lens = _lens(_own_lens(call.q_lens, batch) or diffs(call.qo_indptr, batch))
     return Sizes(batch, q_lens, prefix_lens, idle_requests(call, q_lens or []))
 
 
 def idle_requests(call: Call, q_lens: Lens) -> frozenset[int]:
-    """Requests of fixed buffers without rows and prefix, whose own prefix length, if told, is negative."""
+    """Requests of fixed buffers without rows whose prefix length is told as negative, or else is 0."""
     held = diffs(call.kv_indptr, len(q_lens)) if call.is_captured else None
     if held is None:
         return frozenset()
     told = call.prefix_lens
     unused = (
-        [True] * len(q_lens) if told is None or told.numel() != len(q_lens) else (told < 0).tolist()
+        [p == 0 for p in held]
+        if told is None or told.numel() != len(q_lens)
+        else told.lt(0).tolist()
     )
-    entries = zip(q_lens, held, unused, strict=True)
-    return frozenset(b for b, (q, p, u) in enumerate(entries) if q == 0 and p == 0 and u)
+    pairs = zip(q_lens, unused, strict=True)
+    return frozenset(b for b, (q_len, is_unused) in enumerate(pairs) if q_len == 0 and is_unused)
 
 
 def _lens(found: Lens | None) -> Lens | None:
@@ -216,7 +218,7 @@ def tree_rows(call: Call, request: int) -> int | None:
 
 def _prefix_lens(call: Call, batch: int) -> Lens | None:
     """The call's own prefix lengths, else ``kv_indptr``'s unless more fields agree on others."""
-    committed = _own_lens(call.prefix_lens, batch)
+    committed = _own_prefix_lens(call, batch)
     if committed is not None:
         return committed
     found = diffs(call.kv_indptr, batch)
@@ -344,6 +346,12 @@ def _own_lens(lens: Tensor | None, batch: int) -> Lens | None:
     if lens is None or lens.numel() != batch or bool((lens < 0).any()):
         return None
     return [int(n) for n in lens.tolist()]
+
+
+def _own_prefix_lens(call: Call, batch: int) -> Lens | None:
+    """The call's own prefix lengths; under capture an unused request, whose length is negative, has none."""
+    lens = call.prefix_lens
+    return _own_lens(lens.clamp(min=0) if lens is not None and call.is_captured else lens, batch)
 
 
 def _q_lens(call: Call, batch: int, prefix_lens: Lens | None) -> Lens | None:

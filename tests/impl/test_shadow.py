@@ -1,7 +1,9 @@
 """The shadow: fast calls, run on the reference too, in debug mode and from a file."""
 
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +48,66 @@ def test_a_round_is_compared_step_by_step() -> None:
 
 
 def test_what_the_reference_refuses_is_not_compared() -> None:
-    """An unused request is no call of the reference: said, not taken for equal."""
+    """A context that is too short is no call of the reference: said, not taken for equal."""
+    before = shadows()
+    target, roots, _ = inputs(lambda _: None)
+    prefix_lens = torch.tensor([5, 0, CONTEXT - 2, -1], dtype=torch.int32, device=DEVICE)
+    with debug(level="shadow", action="count"):
+        round_of(target, roots, prefix_lens)
+    assert told(before)["plan_verify", "refused"] == 1
+    assert ("plan_verify", "same") not in told(before)
+
+
+def test_a_round_is_compared_beside_an_unused_request() -> None:
+    """The reference knows no request without rows: it runs the others, and the results are as wide again."""
     before = shadows()
     with debug(level="shadow"):
         round_of(*inputs(lambda _: None))
-    assert told(before)["plan_verify", "refused"] == 1
-    assert ("plan_verify", "same") not in told(before)
+    assert told(before) == {(name, "same"): 1 for name in FUNCTIONS}
+
+
+def _accepts_for_nobody(*arguments: torch.Tensor) -> None:
+    *_, num_accepted, _ = arguments
+    num_accepted[3] = 1
+
+
+def _moves_into_the_last_pool_once_more(*arguments: Any) -> None:
+    pools, dst = arguments[0], arguments[8]
+    pools[-1][dst[0, 0]] += 1
+
+
+@pytest.mark.parametrize(
+    ("function", "launcher", "spoil", "found"),
+    [
+        (
+            "accept_greedy",
+            "_walk",
+            _accepts_for_nobody,
+            r"result.num_accepted .* at \[3\]; 1 differ",
+        ),
+        ("commit_kv", "_commit", _moves_into_the_last_pool_once_more, r"values\[2\] of commit_kv"),
+    ],
+)
+def test_what_goes_wrong_beside_an_unused_request_is_told(
+    function: str, launcher: str, spoil: Any, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens to the others, and that the unused one takes part."""
+    module = sys.modules[getattr(impl, function).__wrapped__.__module__]
+    original = getattr(module, launcher)
+
+    def spoiled(*arguments: Any) -> None:
+        original(*arguments)
+        spoil(*arguments)
+
+    monkeypatch.setattr(module, launcher, spoiled)
+    target, roots, prefix_lens = inputs(lambda _: None)
+    target.kv = replace(target.kv, page_size=4)
+    with (
+        debug(level="shadow"),
+        pytest.raises(InvariantViolation, match=f"on return from {function}") as caught,
+    ):
+        round_of(target, roots, prefix_lens)
+    assert caught.value.invariant == "shadow" and re.search(found, caught.value.detail)
 
 
 def test_every_form_of_mask_and_the_attention_are_compared() -> None:

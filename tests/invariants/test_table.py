@@ -66,6 +66,13 @@ CLEAN: dict[str, Callable[[], Call]] = {
         max_q_len=4,
         is_captured=True,
     ),
+    "fixed buffers with a request that says it is unused": lambda: Call(
+        qo_indptr=indptr([4, 0, 4]),
+        kv_indptr=indptr([5, 0, 3]),
+        mask_indptr=indptr([36, 0, 28]),
+        prefix_lens=torch.tensor([5, -1, 3]),
+        is_captured=True,
+    ),
     "ragged": lambda: Call.of(*verify([5, 3], 16, 3, ragged=True, horizon=2)),
     "the metadata alone": lambda: short_mask([5, 3], 17, 714, capture=False),
     "a packed mask in a longer buffer, its segments not told": lambda: Call(

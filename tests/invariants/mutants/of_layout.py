@@ -55,6 +55,18 @@ def _zero_as_one() -> Call:
     )
 
 
+def _beside_unused(prefix_lens: list[int]) -> Call:
+    """Fixed buffers of three requests, the second unused, with these lengths in ``kv_indptr``."""
+    return Call(
+        qo_indptr=indptr([4, 0, 4]),
+        kv_indptr=indptr(prefix_lens),
+        mask_indptr=indptr([36, 0, 28]),
+        max_q_len=4,
+        prefix_lens=torch.tensor([5, -1, 3]),
+        is_captured=True,
+    )
+
+
 def _indptrs_of(width: int) -> Call:
     """Fixed buffers without tree, mask and rows, where no more is known than what the indptrs say."""
     layout = captured()[1].layout
@@ -204,6 +216,31 @@ LAYOUT = [
         "FlashInfer's convention",
     ),
     Mutant("kv_indptr", "one entry too many", swap(kv_indptr=indptr([6, 3])), 0, 5, 6),
+    Mutant(
+        "kv_indptr",
+        "a stale length beside an unused request",
+        lambda: _beside_unused([2, 0, 3]),
+        0,
+        5,
+        2,
+    ),
+    Mutant(
+        "kv_indptr",
+        "the roots counted beside an unused request",
+        lambda: _beside_unused([6, 0, 4]),
+        0,
+        5,
+        6,
+    ),
+    Mutant(
+        "kv_indptr",
+        "an unused request's length of 0 taken for 1",
+        lambda: _beside_unused([5, 1, 3]),
+        1,
+        0,
+        1,
+        "a prefix of 0 was counted as 1",
+    ),
     Mutant(
         "kv_indptr",
         "fewer slots than entries",
