@@ -29,7 +29,7 @@ def test_blocks_follow_the_prefixes_of_who_takes_part(batch: int, rows: int, con
         table = table[:, :context]  # rows lie apart
         roots = torch.randint(0, 50, (batch,), generator=generator)
         block = torch.full((batch, rows), 99, device=DEVICE)
-        given = held.to(DEVICE), limits.to(DEVICE), table.to(DEVICE), roots.to(DEVICE)
+        given = [one.to(DEVICE, copy=True) for one in (held, limits, table, roots)]
         layout, live, begun = plan_blocks(*given, block)
 
         takes_part = (held >= 0) & (held < limits)
@@ -88,7 +88,7 @@ def test_only_who_accepted_has_news(dtype: torch.dtype) -> None:
     """More requests than one program does."""
     counts = torch.arange(300, dtype=torch.int32) % 3
     new, held = torch.arange(300, dtype=dtype), torch.full((300,), -7, dtype=dtype)
-    found = held.to(DEVICE)
+    found = held.to(DEVICE, copy=True)
     keep_accepted(counts.to(DEVICE), new.to(DEVICE), found)
     assert torch.equal(found.cpu(), torch.where(counts > 0, new, held))
 
