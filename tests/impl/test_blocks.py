@@ -25,11 +25,15 @@ def test_blocks_follow_the_prefixes_of_who_takes_part(batch: int, rows: int, con
         held = torch.randint(-1, context + 1, (batch,), generator=generator, dtype=torch.int32)
         limits = torch.randint(0, context + 2, (batch,), generator=generator, dtype=torch.int32)
         held[seed % batch], limits[seed % batch] = context, context + 1
-        table = torch.randperm(batch * (context + 2), generator=generator).view(batch, -1)
-        table = table[:, :context]  # rows lie apart
+        wide = torch.randperm(batch * (context + 2), generator=generator).view(batch, -1)
+        table = wide[:, :context]
         roots = torch.randint(0, 50, (batch,), generator=generator)
         block = torch.full((batch, rows), 99, device=DEVICE)
-        given = [one.to(DEVICE, copy=True) for one in (held, limits, table, roots)]
+        given = (
+            held.to(DEVICE, copy=True), limits.to(DEVICE, copy=True),
+            wide.to(DEVICE, copy=True)[:, :context],  # rows lie apart
+            roots.to(DEVICE, copy=True),
+        )  # fmt: skip
         layout, live, begun = plan_blocks(*given, block)
 
         takes_part = (held >= 0) & (held < limits)
@@ -86,8 +90,8 @@ def test_blocks_whose_indptr_overflows_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_only_who_accepted_has_news(dtype: torch.dtype) -> None:
     """More requests than one program does."""
-    counts = torch.arange(300, dtype=torch.int32) % 3
-    new, held = torch.arange(300, dtype=dtype), torch.full((300,), -7, dtype=dtype)
+    counts = torch.arange(257, dtype=torch.int32) % 3
+    new, held = torch.arange(257, dtype=dtype), torch.full((257,), -7, dtype=dtype)
     found = held.to(DEVICE, copy=True)
     keep_accepted(counts.to(DEVICE), new.to(DEVICE), found)
     assert torch.equal(found.cpu(), torch.where(counts > 0, new, held))
