@@ -12,7 +12,7 @@ from ddtree.impl.commit import TILE, keep_accepted, move_rows
 from ddtree.impl.commit_kernels import move_kernel
 from ddtree.impl.layout import BLOCK, plan_blocks, row_inputs
 from ddtree.spec import Commit, InputError
-from tests.impl.cases import DEVICE, case, moved
+from tests.impl.cases import DEVICE, case, differences, moved
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,13 @@ def test_rows_of_pools_unlike_in_size_alone_move_where_all_have_the_slots() -> N
     move_rows(pools, Commit(torch.zeros(1, dtype=torch.int32, device=DEVICE), src, dst))
     for pool, was in zip(pools, before, strict=True):
         assert torch.equal(pool.cpu(), torch.cat([was[3:4], was[1:]]))
+
+
+def test_kv_moves_in_the_smallest_pages() -> None:
+    """Of two slots: the table stays."""
+    c = replace(case(9, "normal", 3, 4, 11, 17), page_size=2)
+    assert c.acceptance.num_accepted.tolist() == [3, 4, 2]
+    assert not differences("commit_kv", c)
 
 
 @pytest.mark.parametrize("width", [1, 3])

@@ -71,7 +71,7 @@ def test_embed_norm(factor: float) -> None:
 
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "has_norms", "has_pools"),
-    [(4, 2, True, True), (3, 1, False, False), (0, 2, True, True)],
+    [(4, 2, True, True), (1, 3, False, False), (0, 2, True, True)],
 )
 def test_split_heads(q_heads: int, kv_heads: int, *, has_norms: bool, has_pools: bool) -> None:
     """Queries and keys are normalised and turned by their position's angles; both kinds of KV are kept."""
@@ -100,7 +100,7 @@ def test_split_heads(q_heads: int, kv_heads: int, *, has_norms: bool, has_pools:
         assert torch.equal(pool, expected)
 
 
-@pytest.mark.parametrize(("kv_heads", "has_norms"), [(2, True), (1, False)])
+@pytest.mark.parametrize(("kv_heads", "has_norms"), [(3, True), (1, False)])
 def test_contexts_of_all_layers_are_written_at_once(kv_heads: int, *, has_norms: bool) -> None:
     """As ``split_heads`` would layer by layer; rows without a slot nowhere, and nothing else is touched."""
     layers, head_dim, num_slots = 3, 6, 5

@@ -71,7 +71,7 @@ def test_a_record_is_what_pytorch_packs(seed: int, *, has_logits: bool) -> None:
 def test_of_equals_the_smaller_ids_come_first_over_several_splits() -> None:
     """The largest two in one split, in two, and one of them last of all; NaN and -inf are never second."""
     c = case(3, "normal", 1, 2, 11, 2)
-    vocab = 3 * BLOCK + 5
+    vocab = 2 * BLOCK + 5  # three splits
     path = Acceptance(torch.tensor([[0, -1, -1]]).int(), torch.tensor([1]).int(), torch.tensor([4]))
     fields = record_fields(3, 3, has_margins=True)
     for first, second in ((7, 9), (vocab - 1, 3), (2 * BLOCK, BLOCK - 1), (5, vocab - 1)):
