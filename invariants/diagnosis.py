@@ -18,6 +18,7 @@ from ddtree.invariants.sizes import (
     Window,
     counted_alone,
     diffs,
+    in_use,
     mask_fits,
     mask_is,
     packed_widths,
@@ -77,6 +78,7 @@ def _contested_width(call: Call, sizes: Sizes, width: int) -> str:
 
 def mask_segments(call: Call, sizes: Sizes) -> str:
     """Explain the lengths of ``mask_indptr``'s segments: another width, or another prefix."""
+    call, sizes, kept = in_use(call, sizes)
     found = diffs(call.mask_indptr, sizes.batch)
     if not found or sizes.prefix_lens is None or sizes.q_lens is None:
         return ""
@@ -90,8 +92,8 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     half = _half_configured(found, sizes)
     if call.max_q_len in half and call.max_q_len not in sizes.q_lens:
         return half[call.max_q_len]
-    columns, other_prefix = _columns(found, sizes), _other_prefix(call, sizes)
-    other_prefix = other_prefix or _contested_prefix(call, sizes)
+    columns = _columns(found, sizes)
+    other_prefix = _other_prefix(call, sizes, kept) or _contested_prefix(call, sizes)
     causes = [
         cause
         for cause in (
@@ -99,7 +101,7 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
             *half.values(),
             *columns,
             _cumulated(found, sizes),
-            other_order(found, sizes.mask_lens),
+            other_order(found, sizes.mask_lens, kept),
             other_prefix,
         )
         if cause
@@ -111,13 +113,13 @@ def mask_segments(call: Call, sizes: Sizes) -> str:
     return "; or: ".join([*causes, shifted] if shifted else causes)
 
 
-def other_order(found: Sequence[int], right: Sequence[int] | None) -> str:
-    """The right segments of distinct lengths, those of other requests."""
+def other_order(found: Sequence[int], right: Sequence[int] | None, kept: Sequence[int]) -> str:
+    """The right segments of distinct lengths, those of other requests; ``kept``: the requests in use."""
     if right is None or list(found) == list(right) or sorted(found) != sorted(right):
         return ""
     if len(set(right)) < len(right):
         return ""
-    order = [list(right).index(length) for length in found]
+    order = [kept[list(right).index(length)] for length in found]
     return (
         f"the segments are those of requests {order}: the indptr is of the batch in another order"
     )
@@ -192,7 +194,7 @@ def _cumulated(found: list[int], sizes: Sizes) -> str:
     return "every segment holds those before it too: mask_indptr was cumulated twice"
 
 
-def _other_prefix(call: Call, sizes: Sizes) -> str:
+def _other_prefix(call: Call, sizes: Sizes, kept: Sequence[int]) -> str:
     """Right widths over prefixes that the call knows from elsewhere: a window's, or another field's."""
     q_lens, prefix_lens = sizes.q_lens or [], sizes.prefix_lens or []
     prefixes = prefixes_of_segments(call, q_lens)
@@ -209,7 +211,7 @@ def _other_prefix(call: Call, sizes: Sizes) -> str:
         window = window_of(whole, cut)
         if window is not None:
             of_window = f"{fit}{cut} is what a window of {window.size} leaves of {whole}"
-            return "; or: ".join([of_window, *_stale_alone(window)])
+            return "; or: ".join([of_window, *_stale_alone(window, kept)])
     sources = {"kv_indptr's": diffs(call.kv_indptr, sizes.batch), "the roots' positions": rooted}
     told = [name for name, lens in sources.items() if lens == prefixes]
     return f"{fit}{prefixes} are {' and '.join(told)}" if told else ""
@@ -229,13 +231,12 @@ def _contested_prefix(call: Call, sizes: Sizes) -> str:
     )
 
 
-def _stale_alone(window: Window) -> list[str]:
+def _stale_alone(window: Window, kept: Sequence[int]) -> list[str]:
     """What else explains numbers that look like a window's because of one length."""
     if window.is_sure:
         return []
-    whose = f"request {window.cut[0]} alone"
-    if len(window.cut) > 1:
-        whose = f"requests {window.cut} alone"
+    cut = [kept[b] for b in window.cut]
+    whose = f"requests {cut} alone" if len(cut) > 1 else f"request {cut[0]} alone"
     return [f"a length of {whose} is not this call's: stale, or of another source"]
 
 
@@ -273,8 +274,9 @@ def indptr_wrapped(indptr: Tensor, b: int, end: int | None) -> str:
 
 def row_widths(call: Call, sizes: Sizes) -> str:
     """Explain ``qo_indptr``'s segments."""
+    call, sizes, kept = in_use(call, sizes)
     found = diffs(call.qo_indptr, sizes.batch) or []
-    return width_elsewhere(call, sizes, found) or other_order(found, sizes.q_lens)
+    return width_elsewhere(call, sizes, found) or other_order(found, sizes.q_lens, kept)
 
 
 def max_q_len(call: Call, sizes: Sizes) -> str:
@@ -294,6 +296,7 @@ def max_q_len(call: Call, sizes: Sizes) -> str:
 
 def kv_lens(call: Call, sizes: Sizes) -> str:
     """``kv_indptr`` counts entries that are not of the prefix, or is cut to a window."""
+    call, sizes, kept = in_use(call, sizes)
     found, prefix_lens = diffs(call.kv_indptr, sizes.batch), sizes.prefix_lens
     if found is None or prefix_lens is None or found == prefix_lens:
         return ""
@@ -314,8 +317,8 @@ def kv_lens(call: Call, sizes: Sizes) -> str:
     fit = [text for text, lens in causes if lens == found and len(found) > 1]
     if window is not None:
         fit.append(f"the segments are what a window of {window.size} leaves of the prefixes")
-        fit += _stale_alone(window)
-    if order := other_order(found, prefix_lens):
+        fit += _stale_alone(window, kept)
+    if order := other_order(found, prefix_lens, kept):
         fit.append(order)
     return "; or: ".join(fit)
 
@@ -406,8 +409,9 @@ def _shifted(request: Placed) -> str:
     )
 
 
-def nodes_counted(call: Call) -> str:
+def nodes_counted(call: Call, sizes: Sizes) -> str:
     """``num_nodes`` counts something else than the rows that have a parent, and the root."""
+    call, *_ = in_use(call, sizes)
     if call.token_ids is None or call.parents is None or call.num_nodes is None:
         return ""
     if call.token_ids.shape != call.parents.shape:
@@ -551,6 +555,8 @@ def reversed_bits(packed: Tensor) -> Tensor:
 
 def packed_segments(call: Call, sizes: Sizes, found: Sequence[int]) -> list[str]:
     """Explain all byte segments together: by a width, by bits, by rows or columns of another number."""
+    call, sizes, kept = in_use(call, sizes)
+    found = [found[b] for b in kept]
     lens = list(zip(found, sizes.prefix_lens or [], sizes.q_lens or [], strict=True))
     if not lens or any(q < 1 for *_, q in lens):
         return []

@@ -9,10 +9,10 @@ prefix lengths are ``kv_indptr``'s in the same way.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ PER_REQUEST = (
     "dst", "emitted",
 )  # fmt: skip
 """Fields of an entry a request."""
+TABLES = ("slot_table", "slot_table_after", "bias")
+"""Fields of an entry a request that may have room for more requests."""
 INDPTRS = ("qo_indptr", "kv_indptr", "mask_indptr", "byte_indptr")
 
 
@@ -63,11 +65,65 @@ class Sizes:
 
 
 def sizes_of(call: Call) -> Sizes:
-    """Weigh the evidence of one call."""
+    """Weigh the evidence of one call.
+
+    Requests that are not in use are no evidence: what speaks for a width need not speak for theirs.
+    """
     batch = batch_of(call)
-    prefix_lens = _lens(_prefix_lens(call, batch))
-    q_lens = _lens(_q_lens(call, batch, prefix_lens))
-    return Sizes(batch, q_lens, prefix_lens, idle_requests(call, q_lens or []))
+    empty = _empty(call, batch)
+    used = without(call, empty, batch)
+    prefix_lens = _lens(_prefix_lens(used, batch - len(empty)))
+    q_lens = _among(_lens(_q_lens(used, batch - len(empty), prefix_lens)), empty)
+    return Sizes(batch, q_lens, _among(prefix_lens, empty), idle_requests(call, q_lens or []))
+
+
+def _empty(call: Call, batch: int) -> frozenset[int]:
+    """Unused requests of fixed buffers by the call's claims, for which no indptr has anything; never all."""
+    q_lens = _own_lens(call.q_lens, batch) or diffs(call.qo_indptr, batch)
+    if q_lens is None:
+        return frozenset()
+    lens = [diffs(getattr(call, name), batch) for name in INDPTRS]
+    held = [sum(map(abs, each)) for each in zip(*filter(None, lens), strict=True)]
+    empty = frozenset(b for b in idle_requests(call, q_lens) if held[b] == 0)
+    return empty if len(empty) < batch else frozenset()
+
+
+def without(call: Call, empty: frozenset[int], batch: int) -> Call:
+    """The call without some requests that have no rows and no prefix; those behind them move up."""
+    if not empty:
+        return call
+    known = call.known()
+    left: dict[str, Any] = {"batch_size": batch - len(empty)} if "batch_size" in known else {}
+    for name in (*PER_REQUEST, *TABLES):
+        if name in known:
+            left[name] = known[name][[b for b in range(len(known[name])) if b not in empty]]
+    for name in INDPTRS:
+        if name in known:
+            entries = range(known[name].numel())
+            left[name] = known[name][[i for i in entries if i - 1 not in empty]]
+    return replace(call, **left)
+
+
+def _among(lens: Lens | None, empty: frozenset[int]) -> Lens | None:
+    """The lengths of the requests in use, with 0 for each of the others in its place."""
+    if lens is None or not empty:
+        return lens
+    rest = iter(lens)
+    return [0 if b in empty else next(rest) for b in range(len(lens) + len(empty))]
+
+
+def in_use(call: Call, sizes: Sizes) -> tuple[Call, Sizes, Lens]:
+    """The call and its sizes without the requests that are not in use, and which ones are left."""
+    empty = _empty(call, sizes.batch) & sizes.idle
+    if not empty:
+        return call, sizes, list(range(sizes.batch))
+    kept = [b for b in range(sizes.batch) if b not in empty]
+    q_lens, prefix_lens = (
+        None if lens is None else [lens[b] for b in kept]
+        for lens in (sizes.q_lens, sizes.prefix_lens)
+    )
+    idle = frozenset(i for i, b in enumerate(kept) if b in sizes.idle)
+    return without(call, empty, sizes.batch), Sizes(len(kept), q_lens, prefix_lens, idle), kept
 
 
 def claimed_sizes(call: Call) -> Sizes:

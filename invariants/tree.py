@@ -58,7 +58,7 @@ def root(call: Call, _: Sizes) -> Iterator[Violation]:
             )
 
 
-def parent_order(call: Call, _: Sizes) -> Iterator[Violation]:
+def parent_order(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Compare each real node's row with its parent's."""
     assert call.parents is not None and call.num_nodes is not None
     row = torch.arange(call.parents.shape[1])
@@ -69,7 +69,7 @@ def parent_order(call: Call, _: Sizes) -> Iterator[Violation]:
     )
     for b, r in first_bad(bad):
         found = int(call.parents[b, r])
-        hint = diagnosis.nodes_counted(call) if found == -1 else ""
+        hint = diagnosis.nodes_counted(call, sizes) if found == -1 else ""
         yield Violation(b, f"0 to {r - 1}", found, f"parents[{b}, {r}]", hint)
 
 
@@ -193,7 +193,7 @@ def _rank_paths(parents: list[int], tokens: list[int]) -> list[list[int]]:
     return paths
 
 
-def padding(call: Call, _: Sizes) -> Iterator[Violation]:
+def padding(call: Call, sizes: Sizes) -> Iterator[Violation]:
     """Look at the rows from num_nodes on."""
     assert call.num_nodes is not None
     known = call.known()
@@ -208,7 +208,7 @@ def padding(call: Call, _: Sizes) -> Iterator[Violation]:
                     right,
                     found,
                     f"{name}[{b}, {r}], num_nodes {count}",
-                    diagnosis.nodes_counted(call),
+                    diagnosis.nodes_counted(call, sizes),
                 )
 
 

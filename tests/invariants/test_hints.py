@@ -27,6 +27,7 @@ from ddtree.catalogue.calls import (
 )
 from ddtree.invariants import Call, violations
 from ddtree.spec import plan_verify, tree_mask
+from tests.invariants.mutants.kinds import with_unused
 
 FORKED = (-1, 0, 0, 1, 1, 3, 2)
 OTHER = (-1, 0, 1, 0, 2, 2, 4)
@@ -900,3 +901,38 @@ def test_no_hint_is_wrong(pair: tuple[Call, Call]) -> None:
             assert judged, f"no oracle for the hint {cause!r}"
             for oracle, found in judged:
                 assert oracle(right, broken, *found.groups()), f"{violation}\n{broken.known()}"
+
+
+def configured(name: str, prefixes: tuple[int, ...] = (5, 9)) -> tuple[Call, Call]:
+    """The founding bug in one of the indptrs."""
+    call = Call.of(*verify(prefixes, 16, 3, horizon=2))
+    return call, width(8, (name,))(call)
+
+
+@given(corrupted(), hs.integers(0, 3))
+@example(configured("mask_indptr"), 2)
+@example(configured("mask_indptr"), 1)
+@example(configured("qo_indptr"), 2)
+@example(configured("qo_indptr"), 0)
+def test_an_unused_request_changes_nothing(pair: tuple[Call, Call], at: int) -> None:
+    """The violations are those of the call without it, hints and all; the requests behind it move up."""
+    broken = replace(pair[1], is_captured=True)
+    at = min(at, field(broken, "num_nodes").numel())
+
+    def moved(found: re.Match[str]) -> str:
+        return re.sub(r"\d+", lambda b: str(int(b[0]) + (int(b[0]) >= at)), found[0])
+
+    def told(call: Call, *, is_moved: bool) -> list[tuple[str, int | None, str]]:
+        found = []
+        for v in violations(call):
+            request, hint = (
+                v.request,
+                "" if v.invariant == "padding" else v.hint,
+            )  # counts all trees
+            if is_moved:
+                request = None if request is None else request + (request >= at)
+                hint = re.sub(r"requests? (\d+|\[[\d, ]+\])", moved, hint)
+            found.append((v.invariant, request, hint))
+        return found
+
+    assert told(with_unused(broken, at), is_moved=False) == told(broken, is_moved=True)

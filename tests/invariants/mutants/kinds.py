@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddtree.invariants import Call
+from ddtree.invariants.sizes import INDPTRS, PER_REQUEST, TABLES
 from ddtree.spec import DraftTree, VerifyBuffers
 from tests.invariants.calls import captured, indptr, put, whole_round
 
@@ -87,3 +88,19 @@ def tied() -> Call:
         torch.tensor([3], dtype=torch.int32),
     )
     return Call.of(tree)
+
+
+def with_unused(call: Call, at: int) -> Call:
+    """The call in fixed buffers, with a request that is not in use before request ``at``."""
+    wider: dict[str, Any] = {"is_captured": True}
+    for name, value in call.known().items():
+        if name in INDPTRS:
+            wider[name] = torch.cat([value[: at + 1], value[at:]])
+        elif name in {*PER_REQUEST, *TABLES}:
+            row = torch.full_like(value[:1], -1 if name in {"parents", "prefix_lens"} else 0)
+            if name == "num_nodes":
+                row[:] = 1  # the root of a tree that nobody verifies
+            if name == "scores":
+                row[:, 1:] = -torch.inf
+            wider[name] = torch.cat([value[:at], row, value[at:]])
+    return replace(call, **wider)

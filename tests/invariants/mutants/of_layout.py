@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import torch
 
+from ddtree.catalogue.calls import width
 from ddtree.invariants import Call
-from tests.invariants.calls import captured, field, indptr, put, whole_round
-from tests.invariants.mutants.kinds import Mutant, change, short_mask, spoil, swap
+from tests.invariants.calls import captured, field, indptr, put, verify, whole_round
+from tests.invariants.mutants.kinds import (
+    Mutant,
+    change,
+    short_mask,
+    spoil,
+    swap,
+    with_unused,
+)
 
 
 def _twice(c: Call) -> torch.Tensor:
@@ -67,13 +75,19 @@ def _beside_unused(prefix_lens: list[int]) -> Call:
     )
 
 
-def _indptrs_of(width: int) -> Call:
+def _configured_beside_unused(name: str) -> Call:
+    """The founding bug in one indptr of fixed buffers of three requests, the second unused."""
+    call = with_unused(Call.of(*verify([5, 3], 16, 3, horizon=2)), 1)
+    return width(8, (name,))(call)
+
+
+def _indptrs_of(q_len: int) -> Call:
     """Fixed buffers without tree, mask and rows, where no more is known than what the indptrs say."""
     layout = captured()[1].layout
-    lens = [width * (p + width) for p in (5, 3)]
+    lens = [q_len * (p + q_len) for p in (5, 3)]
     return replace(
         Call.of(layout),
-        qo_indptr=indptr([width, width, 0, 0]),
+        qo_indptr=indptr([q_len, q_len, 0, 0]),
         mask_indptr=indptr([*lens, 0, 0]),
         kv_indptr=indptr([5, 3, 0, 0]),
         positions=None,
@@ -217,6 +231,24 @@ LAYOUT = [
     ),
     Mutant("kv_indptr", "one entry too many", swap(kv_indptr=indptr([6, 3])), 0, 5, 6),
     Mutant(
+        "mask_len",
+        "a configured width beside an unused request",
+        lambda: _configured_beside_unused("mask_indptr"),
+        0,
+        374,
+        104,
+        "every segment fits width 8; this call's q_len is 17",
+    ),
+    Mutant(
+        "qo_indptr",
+        "a configured width beside an unused request",
+        lambda: _configured_beside_unused("qo_indptr"),
+        0,
+        17,
+        8,
+        "every segment fits width 8; this call's q_len is 17",
+    ),
+    Mutant(
         "kv_indptr",
         "a stale length beside an unused request",
         lambda: _beside_unused([2, 0, 3]),
@@ -231,6 +263,7 @@ LAYOUT = [
         0,
         5,
         6,
+        "every segment is prefix_len + 1: kv_indptr counts the root",
     ),
     Mutant(
         "kv_indptr",
