@@ -25,7 +25,7 @@ from ddtree.spec.contracts import (
     PagedKV,
     VerifyLayout,
 )
-from ddtree.spec.errors import InputError, require
+from ddtree.spec.errors import InputError, of_kind, require
 
 
 def _tensor(kind: str, ndim: int, doc: str) -> Any:
@@ -172,7 +172,7 @@ def contents(item: object) -> dict[str, Any]:
         return _composite(item)
     if isinstance(item, Call):
         raise InputError("a Call is a captured call, no part of one: give it by name, call=...")
-    raise InputError(f"a {type(item).__name__} is no part of a captured call")
+    raise InputError(f"{of_kind(item)} is no part of a captured call")
 
 
 def _composite(item: Any) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def _accept(spec: "Field[Any]", value: Any) -> Any:
         require(least is None or value >= least, f"{name} is {value}; the least is {least}")
         require(name != "offset_bits" or value in {32, 64}, f"{name} is {value}; expected 32 or 64")
         return bool(value) if kind == "flag" else int(value)
-    require(isinstance(value, Tensor), f"{name} is a {type(value).__name__}; expected a tensor")
+    require(isinstance(value, Tensor), f"{name} is {of_kind(value)}; expected a tensor")
     wanted, right = _KINDS[kind]
     require(right(value.dtype), f"{name} has dtype {value.dtype}; expected {wanted}")
     shape = list(value.shape)

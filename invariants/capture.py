@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ddtree.invariants.call import FIELDS, Call
-from ddtree.invariants.files import written_whole
+from ddtree.invariants.files import PlaceError, written_whole
 from ddtree.spec.errors import InputError, require
 
 SUFFIXES = (".safetensors", ".npz")
@@ -89,7 +89,8 @@ def save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None
     """Write tensors by name, whole or not at all.
 
     Raises:
-        InputError: the place cannot be written, or the file's kind cannot hold a tensor's dtype.
+        PlaceError: the place cannot be written.
+        InputError: the file's kind cannot hold a tensor's dtype.
     """
     arrays: dict[str, Any] = {}
     if path.suffix == ".npz":
@@ -101,7 +102,7 @@ def save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None
             else:
                 save_file(tensors, work, metadata)
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(
+        raise PlaceError(
             f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
         ) from None
 
@@ -191,9 +192,12 @@ def require_writable(path: str | Path) -> Path:
     """
     path = _suffixed(path)
     folder = path.absolute().parent
-    require(folder.is_dir(), f"there is no folder {folder} to write {path.name} to")
-    require(not path.is_dir(), f"cannot write {path}: it is a folder")
-    require(os.access(folder, os.W_OK), f"cannot write {path}: its folder is not writable")
+    if not folder.is_dir():
+        raise PlaceError(f"there is no folder {folder} to write {path.name} to")
+    if path.is_dir():
+        raise PlaceError(f"cannot write {path}: it is a folder")
+    if not os.access(folder, os.W_OK):
+        raise PlaceError(f"cannot write {path}: its folder is not writable")
     return path
 
 

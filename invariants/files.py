@@ -5,6 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddtree.spec.errors import InputError
+
+
+class PlaceError(InputError):
+    """A file cannot be written where it was to be: another place may do."""
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ddtree.spec import contracts
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import PagedKV
-from ddtree.spec.errors import InputError, require
+from ddtree.spec.errors import InputError, of_kind, require
 from ddtree.spec.sampling import Sampling
 
 Kinds = Mapping[str, type[Any]]
@@ -77,7 +77,7 @@ def pack(
             for f in fields(value)
         }
         return {"object": type(value).__name__, "fields": parts}
-    raise InputError(f"a {type(value).__name__} cannot be written")
+    raise InputError(f"{of_kind(value)} cannot be written")
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor], kinds: Kinds = CONTRACTS) -> Any:

@@ -66,4 +66,10 @@ def given(value: object) -> str:
         return repr(value)
     shape = getattr(value, "shape", None)
     of_shape = f" of shape {list(shape)}" if isinstance(shape, tuple) else ""
-    return f"a {type(value).__name__}{of_shape}"
+    return f"{of_kind(value)}{of_shape}"
+
+
+def of_kind(value: object) -> str:
+    """The kind of a value with its article: ``a Tensor``, ``an Acceptance``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"

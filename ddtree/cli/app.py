@@ -1,5 +1,6 @@
 """The app: its verbs, its version, and how errors leave it."""
 
+import errno
 import os
 import signal
 import sys
@@ -75,14 +76,19 @@ def guarded(ctx: Any = None) -> Iterator[None]:
     except BrokenPipeError:
         raise typer.Exit(0) from None  # the reader left, where there is no SIGPIPE
     except OSError as error:
-        fail(f"{error.filename or 'system'}: {error.strerror or error}")
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        step = "make room there, or choose another place" if is_full else usage()
+        fail(f"{error.filename or 'system'}: {error.strerror or error}", step)
     except ValueError as error:
         # read late: the library is loaded by now, and --help must not load it
         from ddtree.spec.errors import InputError
 
         if not isinstance(error, InputError):
             raise
-        fail(str(error), usage())
+        from ddtree.invariants.files import PlaceError
+
+        is_place = isinstance(error, PlaceError)
+        fail(str(error), "make room there, or choose another place" if is_place else usage())
     except AssertionError as error:
         from ddtree.invariants import InvariantViolation
 

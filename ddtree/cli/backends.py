@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddtree.cli.options import within
-from ddtree.cli.output import fail, need, print_json, stdout
+from ddtree.cli.output import command, fail, need, print_json, print_table, require_file, stdout
 
 if TYPE_CHECKING:
     from ddtree.invariants.conformance import Backend
@@ -34,6 +34,9 @@ def find(name: str, verb: str) -> tuple["Backend", str]:
 
     Leaves with a message and a next step if there is none or what it needs is missing.
     """
+    module = name.rpartition(":")[0]
+    if module.endswith(".py"):
+        _require_module(Path(module))
     need("fuzz", "hypothesis")
     # it keeps what it reads of modules in .hypothesis of this folder, unless told another
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(gettempdir()) / "hypothesis"))
@@ -58,7 +61,7 @@ def find(name: str, verb: str) -> tuple["Backend", str]:
     import torch
 
     if peer.cuda and not torch.cuda.is_available():
-        fail(f"{name} needs a CUDA device, and there is none", f"ddtree {verb} sdpa")
+        fail(f"{name} needs a CUDA device, and there is none", command("ddtree", verb, "sdpa"))
     try:
         return Backend.of(load(peer.target), name), ", ".join(_versions(peer.packages))
     except ImportError as error:
@@ -109,10 +112,14 @@ def _of_path(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+def _require_module(path: Path) -> None:
+    """Leave if there is no such file, before anything heavy is imported."""
+    require_file(path)
+    if path.is_dir():
+        fail(f"{path} is a folder, not a file", "check the path")
+
+
 def _of_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        why = f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}"
-        fail(why, "check the path")
     sys.path.insert(0, str(path.parent.absolute()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -146,5 +153,5 @@ def list_backends(verb: str, *, as_json: bool) -> None:
     for faulty in BACKENDS:
         table.add_row(faulty.name, f"a fault to try it on: {faulty.what}")
     console = stdout()
-    console.print(table)
+    print_table(table)
     console.print(f"\nYours: ddtree {verb} module:object, or file.py:object")

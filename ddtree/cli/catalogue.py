@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree.cli.options import Json
-from ddtree.cli.output import BROKEN, counted, fail, print_json, progress_bar, stdout
+from ddtree.cli.output import BROKEN, counted, fail, print_json, print_table, progress_bar, stdout
 
 if TYPE_CHECKING:
     from ddtree.catalogue import Row
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def catalogue(
     row: Annotated[
-        int | None, typer.Argument(help="One row's number: its story, numbers and violations.")
+        str | None, typer.Argument(help="One row's number: its story, numbers and violations.")
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List the other members of each kind too.")
@@ -39,7 +39,7 @@ def catalogue(
     from ddtree.catalogue import CATALOGUE
     from ddtree.catalogue.run import run
 
-    rows = [each for each in CATALOGUE if row in {None, each.number}]
+    rows = [each for each in CATALOGUE if row in {None, str(each.number)}]
     if not rows:
         known = ", ".join(str(each.number) for each in CATALOGUE)
         fail(f"the catalogue has no row {row}; it has {known}", "ddtree catalogue")
@@ -76,7 +76,7 @@ def _print_table(rows: "list[Row]", outcomes: "list[list[Outcome]]", *, verbose:
             for member, outcome in zip(each.members[1:], found[1:], strict=True):
                 table.add_row("", member.what, _caught(outcome), _at(outcome), outcome.hint)
     console = stdout()
-    console.print(table)
+    print_table(table)
     numbers = {each.number for each in rows}
     free = sorted({*range(1, max(numbers))} - numbers)
     if free:

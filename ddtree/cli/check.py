@@ -1,15 +1,14 @@
 """``ddtree check``: hold a captured call to the table of invariants."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from ddtree.cli.captured import read_call
+from ddtree.cli.captured import read_call, require_call
 from ddtree.cli.options import Json
-from ddtree.cli.output import BROKEN, counted, print_json, stdout
+from ddtree.cli.output import BROKEN, command, counted, print_json, stdout
 
 if TYPE_CHECKING:
     from ddtree.invariants import InvariantViolation, Report
@@ -50,6 +49,7 @@ def check(
       ddtree check call.npz --json
       ddtree dump bad.npz --fault width=8 && ddtree check bad.npz
     """
+    require_call(file)
     from ddtree.invariants import report as checked
     from ddtree.invariants.conformance.failed import failed_in
 
@@ -97,15 +97,14 @@ def _print(
     if failed is not None:
         console.print(Text(_of_conformance(failed, file), "bold"), soft_wrap=True)
     elif broken:
-        console.print(
-            Text(f"next: ddtree report {file}  (a page to look at)", "bold"), soft_wrap=True
-        )
+        page = command("ddtree", "report", file)
+        console.print(Text(f"next: {page}  (a page to look at)", "bold"), soft_wrap=True)
 
 
 def _of_conformance(failed: "Failed", file: Path) -> str:
     """That the file was kept for what a backend made of the call, which no check of the call can find."""
-    shown = shlex.join(["ddtree", "report", str(file)])
-    again = shlex.join(["ddtree", "conform", failed.backend, "--case", str(file)])
+    shown = command("ddtree", "report", file)
+    again = command("ddtree", "conform", failed.backend, "--case", file)
     return (
         f"the file is of a conformance failure of {failed.property}: `{shown}` shows what the backend gave, "
         f"`{again}` runs it again"

@@ -1,6 +1,5 @@
 """``ddtree conform``: fuzz a third party's functions against the reference."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,12 +12,14 @@ from rich.text import Text
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
 from ddtree.cli.options import Json, Seed, refuse_given, within
 from ddtree.cli.output import (
-    BAD_INPUT,
     BROKEN,
+    command,
     counted,
     fail,
     print_json,
+    print_table,
     progress,
+    require_file,
     stdout,
     writable_folder,
     write_whole,
@@ -107,8 +108,10 @@ def conform(
         if backend is None:
             fail(
                 "--case needs the backend to run the case on",
-                f"ddtree conform BACKEND --case {case}",
+                command("ddtree", "conform", "BACKEND", "--case", case),
             )
+        again = command("ddtree", "conform", backend)
+        require_file(case, f"`{again}` writes one for each failure")
     if backend is None:
         list_backends("conform", as_json=as_json)
         return
@@ -133,7 +136,11 @@ def conform(
     if any(r.state == "broken" for r in results):
         raise typer.Exit(BROKEN)
     if not any(r.state == "holds" for r in results):
-        raise typer.Exit(BAD_INPUT)
+        # the report stands on stdout: a script that reads exit code 2 looks for the reason on stderr
+        fail(
+            f"{found.name}: {_nothing_judged(results)}",
+            "let it take one of them, or ask for others",
+        )
 
 
 OF_DRAWING = ("only", "examples", "seconds", "seed", "out")
@@ -175,7 +182,8 @@ def _stored(backend: "Backend", file: Path) -> "Result":
     try:
         result = again(backend, file)
     except InputError as error:
-        fail(str(error), f"ddtree conform {backend.name}  (writes one for each failure)")
+        line = command("ddtree", "conform", backend.name)
+        fail(str(error), f"{line}  (writes one for each failure)")
     if result.state == "not offered":
         what = f"{result.property.id!r} ({result.what})"
         fail(
@@ -208,10 +216,10 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
     for r in results:
         if r.state != "not offered":
             table.add_row(r.property.id, str(r.examples), _result(r))
-    console.print(table)
+    print_table(table)
     missing = [r.property.id for r in results if r.state == "not offered"]
     if missing:
-        console.print(Text(f"not offered: {', '.join(missing)}", "bright_black"))
+        console.print(Text(f"not offered: {'; '.join(missing)}", "bright_black"), soft_wrap=True)
     for r in results:
         if r.state == "broken":
             console.print()
@@ -229,8 +237,9 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
                     soft_wrap=True,
                 )
             else:
-                console.print(Text(f"  ddtree check {r.file}", "cyan"), soft_wrap=True)
-            again = shlex.join(["ddtree", "conform", backend.name, "--case", str(r.file)])
+                check = command("ddtree", "check", r.file)
+                console.print(Text(f"  {check}", "cyan"), soft_wrap=True)
+            again = command("ddtree", "conform", backend.name, "--case", r.file)
             console.print(Text(f"  {again}", "cyan"), soft_wrap=True)
     broken = sum(r.state == "broken" for r in results)
     held = sum(r.state == "holds" for r in results)
@@ -242,12 +251,18 @@ def _print(backend: "Backend", runs_on: str, results: "list[Result]", *, is_stor
         "bold red" if broken else "bold yellow" if so_far else "bold green",
     )
     if not held + broken:  # nothing was judged
-        reason = next(reason for r in results for reason in r.refused)
-        verdict, style = f"cannot tell: it refused every case ({reason})", "bold yellow"
+        verdict, style = _nothing_judged(results), "bold yellow"
     console.print(Text(f"{backend.name}: {verdict}", style), soft_wrap=True)
     crossed = "visible set" if "verify_attention" in backend.functions else "plan_verify"
     if any(r.state == "broken" and r.property.id.startswith(crossed) for r in results):
-        console.print(Text(f"next: ddtree isolate {backend.name}", "bold"), soft_wrap=True)
+        isolate = command("ddtree", "isolate", backend.name)
+        console.print(Text(f"next: {isolate}", "bold"), soft_wrap=True)
+
+
+def _nothing_judged(results: "list[Result]") -> str:
+    """Why there is no verdict, where nothing holds and nothing is broken."""
+    reason = next(reason for r in results for reason in r.refused)
+    return f"cannot tell: it refused every case ({reason})"
 
 
 def _is_sound(file: Path | None) -> bool:

@@ -21,7 +21,7 @@ from ddtree.cli.options import (
     WhichRound,
     refuse_ignored,
 )
-from ddtree.cli.output import print_json, stdout
+from ddtree.cli.output import command, print_json, stdout
 
 
 def dump(
@@ -67,6 +67,7 @@ def dump(
         call.tree, call.layout, call.mask, call.acceptance,
         kv_pool_size=call.kv_pool_size, budget=budget,
     )  # fmt: skip
+    is_there = file.exists()
     write(file, call=fields)
     report = {
         "file": file,
@@ -84,7 +85,7 @@ def dump(
         f"{file}: prefix_len {_numbers(call.prefix_lens)}, q_len {_numbers(call.q_lens)}, "
         f"{report['mask_entries']} mask entries, mask_indptr ends at {report['mask_indptr_end']}"
         + (f"; fault {fault}" if fault else "")
-        + f"\nnext: ddtree check {file}",
+        + f"\n{'overwrote' if is_there else 'wrote'} {file}\nnext: {command('ddtree', 'check', file)}",
         soft_wrap=True,
         markup=False,
     )

@@ -38,9 +38,11 @@ from ddtree.cli.options import (
 from ddtree.cli.output import (
     BROKEN,
     INTERRUPTED,
+    command,
     counted,
     fail,
     print_json,
+    print_table,
     progress,
     stderr,
     stdout,
@@ -190,13 +192,13 @@ def generate(
 
     require_strings(strings)
     batch = min(batch_size, len(texts))
-    command = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
+    measure = f"ddtree tune {given_options(ctx, PAIR)}--batch-size {batch}"
     named = (target, draft, block_size, attention, device, dtype)
     if most is None:
-        require_tuned(*named, batch_size=batch, command=command)
+        require_tuned(*named, batch_size=batch, command=measure)
     pair = load_pair(*named, lambda tokenizer: encode(tokenizer, texts, chat))
     if most is None:
-        best = tuned(pair, block_size, batch, command)
+        best = tuned(pair, block_size, batch, measure)
         most, kept = best.budget, best.topk
     stops = Stops(pair.stop_ids, strings, pair.text)
     is_shown = len(texts) == 1 and not as_json
@@ -268,7 +270,7 @@ def read_prompts(path: Path) -> list[str]:
         number = content.count(b"\n", 0, error.start) + 1
         fail(
             f"{path}, line {number}: not UTF-8 ({error.reason})",
-            f"convert it: iconv -f latin1 -t utf-8 {path} > utf8{path.suffix}",
+            f"convert it: {command('iconv', '-f', 'latin1', '-t', 'utf-8', path)} > utf8{path.suffix}",
         )
     from ddtree.spec.errors import InputError, require_text
 
@@ -501,7 +503,10 @@ def _print_table(run: Run, why: str, debug: bool) -> None:
         console.print(Text(f"{number}: {_short(one.prompt)}", "bold"), soft_wrap=True)
         console.print(Text(one.text), soft_wrap=True)
         console.print()
-    table = Table("#", "prompt", "tokens", "ended by", "verify passes", "tokens a round", "plain")
+    table = Table("#")
+    table.add_column("prompt", overflow="fold")
+    for head in ("tokens", "ended by", "verify passes", "tokens a round", "plain"):
+        table.add_column(head)
     for number, one in enumerate(run.written):
         plain = Text("-") if one.compared is None else _word(one.compared)
         table.add_row(
@@ -513,7 +518,7 @@ def _print_table(run: Run, why: str, debug: bool) -> None:
             f"{one.tokens_per_round:.2f}" if one.rounds else "-",
             plain,
         )
-    console.print(table)
+    print_table(table)
     if any(one.rounds for one in run.written):
         console.print(
             "the first token comes with the prompt, and is in no verify pass", soft_wrap=True

@@ -10,11 +10,12 @@ from rich.text import Text
 from ddtree.cli.backends import BackendName, Seconds, find, list_backends
 from ddtree.cli.options import Json, Seed, within
 from ddtree.cli.output import (
-    BAD_INPUT,
     BROKEN,
+    command,
     counted,
     fail,
     print_json,
+    print_table,
     progress,
     require_place,
     stdout,
@@ -68,7 +69,7 @@ def isolate(
         list_backends("isolate", as_json=as_json)
         return
     if out is not None:
-        require_place(out)
+        _require_json(out)
     if html is not None:
         require_page(html)
     found, runs_on = find(backend, "isolate")
@@ -79,7 +80,8 @@ def isolate(
         with progress(f"crossing the factors on {backend}"):
             isolation = run(found, backend, seconds=seconds, calls=calls, seed=seed)
     except InputError as error:
-        fail(str(error), f"ddtree conform {backend}  (holds what it offers to the reference)")
+        conform = command("ddtree", "conform", backend)
+        fail(str(error), f"{conform}  (holds what it offers to the reference)")
     data = isolation.data() | {"runs_on": runs_on}
     if out is not None:
         import json
@@ -96,7 +98,25 @@ def isolate(
     if isolation.unsteady or any(o.failed for o in isolation.observations):
         raise typer.Exit(BROKEN)
     if isolation.is_short:
-        raise typer.Exit(BAD_INPUT)
+        # the report stands on stdout: a script that reads exit code 2 looks for the reason on stderr
+        fail(isolation.headline, _more(isolation, backend))
+
+
+def _require_json(out: Path) -> None:
+    """Leave if the cells cannot be written there, or as what no ``ddtree report`` reads."""
+    if out.suffix != ".json":
+        fail(
+            f"{out} is to hold JSON; a page is what --html writes",
+            f"name it {command(out.with_suffix('.json'))}",
+        )
+    require_place(out)
+
+
+def _more(isolation: "Isolation", backend: str) -> str:
+    """What to do where nothing can be told."""
+    if not isolation.observations:
+        return f"let it take more calls; what it refuses: {command('ddtree', 'conform', backend)}"
+    return "give it more: --calls and --seconds, or refuse fewer calls"
 
 
 def _print(isolation: "Isolation", runs_on: str) -> None:
@@ -115,7 +135,7 @@ def _print(isolation: "Isolation", runs_on: str) -> None:
                 line.append(f"{row['failed']}/{row['requests']}", style)
                 line.append("   ")
         table.add_row(factor, line)
-    console.print(table)
+    print_table(table)
     for reason, count in isolation.refused.most_common(3):
         console.print(Text(f"refused {counted(count, 'call')}: {reason}", "yellow"), soft_wrap=True)
     first = isolation.example
@@ -124,13 +144,15 @@ def _print(isolation: "Isolation", runs_on: str) -> None:
         console.print(Text(f"  {first.what}", "red"), soft_wrap=True)
     judged = "bold yellow" if isolation.is_short else "bold green"
     style = judged if first is None else "bold red"
-    console.print(Text(f"{isolation.name} {isolation.sentence}", style), soft_wrap=True)
+    console.print(Text(isolation.headline, style), soft_wrap=True)
     if isolation.function == "plan_verify":
         told = "compared: the layouts of plan_verify; there is no verify_attention to look at"
         console.print(Text(told), soft_wrap=True)
     elif first is None:
         other = "not crossed: windows, softcap, sinks, log-sum-exp, values; what holds those:"
-        console.print(Text(f"{other} ddtree conform {isolation.name}"), soft_wrap=True)
+        console.print(
+            Text(f"{other} {command('ddtree', 'conform', isolation.name)}"), soft_wrap=True
+        )
 
 
 def _level(level: object) -> str:

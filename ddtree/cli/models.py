@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from ddtree.cli.options import AUTO
+from ddtree.cli.output import command as command_line
 from ddtree.cli.output import fail, need, progress, stderr
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ class Pair:
                 require_lengths(most, prompt, max_new_tokens)
             except InputError as error:
                 which = f"prompt {i}: " if len(prompts) > 1 else ""
-                fail(
-                    f"{which}{error}",
-                    f"shorten the prompt or --max-new-tokens: the context is {most}",
-                )
+                room = most - max(each.numel() for each in prompts)
+                fits = f"--max-new-tokens {room} fits" if room >= 1 else "no new token fits"
+                longest = " beside the longest prompt" if len(prompts) > 1 else ""
+                fail(f"{which}{error}", f"{fits}{longest}; or shorten the prompt")
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The tokens as text, special ones left out."""
@@ -282,7 +283,7 @@ def _other_drafter(name: str) -> str:
     elif is_path(name) or Path(name).exists():
         anew = "copy or download its folder anew"
     else:
-        anew = f"fetch it anew: hf download --force-download {name}"
+        anew = f"fetch it anew: {command_line('hf', 'download', '--force-download', name)}"
     return (
         f"if the checkpoint is damaged, {anew}; if it is of another target, take one of this target's, or "
         "prompt lookup: --draft ngram"
@@ -310,7 +311,7 @@ def _others(name: str, what: str) -> str:
 
     if is_path(name) or Path(name).exists():
         return f"give {what}"
-    return f"give {what}; or fetch this one: hf download {name}"
+    return f"give {what}; or fetch this one: {command_line('hf', 'download', name)}"
 
 
 def _require_device(device: str) -> None:

@@ -147,8 +147,9 @@ Json = Annotated[
     typer.Option(
         "--json",
         callback=_keep_stdout,
-        help="Print one JSON object on stdout, nothing else; what else prints goes to stderr, errors too: "
-        "stdout is empty where the request is refused (exit code 2).",
+        help="Print one JSON object on stdout, nothing else; what else prints goes to stderr, errors too. At "
+        "exit code 2 why stands on stderr; stdout is empty where the request was refused, and has the JSON "
+        "where it was carried out and nothing could be judged.",
     ),
 ]
 Chat = Annotated[
@@ -232,8 +233,8 @@ def budget_of(text: str) -> int | None:
     return None if text == AUTO else int(text)
 
 
-def topk_of(text: str) -> int | None:
-    """Read ``--topk``; None keeps all."""
+def topk_of(text: str, option: str = "--topk") -> int | None:
+    """Read ``--topk``, or one of ``--topks``; None keeps all."""
     if text == "all":
         return None
     try:
@@ -242,6 +243,6 @@ def topk_of(text: str) -> int | None:
         topk = 0
     if topk < 1:
         raise typer.BadParameter(
-            f"{text} is neither 'all' nor a whole number from 1 on", param_hint="--topk"
+            f"{text} is neither 'all' nor a whole number from 1 on", param_hint=option
         )
     return topk

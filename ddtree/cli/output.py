@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from typing import Any, NoReturn, Protocol, TextIO
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 BROKEN, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -36,6 +39,11 @@ def stdout() -> Console:
 def stderr() -> Console:
     """The console for progress and errors."""
     return Console(stderr=True, highlight=False)
+
+
+def command(*words: object) -> str:
+    """A command line to copy, its words quoted where a shell needs it."""
+    return shlex.join(map(str, words))
 
 
 def fail(message: str, next_step: str = "", code: int = BAD_INPUT) -> NoReturn:
@@ -81,6 +89,35 @@ def _apart(stream: TextIO) -> TextIO:
     kept = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(kept, "w")
+
+
+FOLDED = 12
+"""Characters of a column of texts that can still be read."""
+
+
+def print_table(table: Table) -> None:
+    """Print the table; where it does not fit, each row as lines of ``column: value``.
+
+    It does not fit where a word would be broken, but in columns of texts, which fold (``overflow``).
+    """
+    console = stdout()
+    wide = console.options.update(width=10_000)
+
+    def longest(column: Column) -> int:
+        cells = [column.header, *column.cells]
+        return max(Measurement.get(console, wide, cell).minimum for cell in cells)
+
+    folded = sum(max(0, longest(c) - FOLDED) for c in table.columns if c.overflow == "fold")
+    if Measurement.get(console, wide, table).minimum - folded <= console.width:
+        console.print(table)
+        return
+    heads = [" ".join(str(column.header).split()) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        for head, cell in zip(heads, row, strict=True):
+            text = cell if isinstance(cell, Text) else Text(str(cell))
+            if text.plain:
+                console.print(Text.assemble((f"{head}: ", "bold"), text), soft_wrap=True)
+        console.print()
 
 
 def print_json(report: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -147,8 +184,20 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
         yield show
 
 
+FILES = {".png", ".svg", ".html", ".htm", ".json", ".safetensors", ".npz"}
+"""What names of files that ddtree writes end in."""
+
+
 def writable_folder(path: Path, option: str = "--out") -> Path:
-    """The folder that an option names, made where it is missing; leaves when it cannot be written to."""
+    """The folder that an option names, made where it is missing; leaves when it cannot be written to.
+
+    A name that ends as a file's does is taken for one that was meant as a file.
+    """
+    if path.suffix.lower() in FILES and not path.is_dir():
+        fail(
+            f"{path} ends in {path.suffix}, as a file; {option} takes the folder that files are written into",
+            f"give a folder: {command(option, path.with_suffix(''))}",
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -174,6 +223,12 @@ def require_place(out: Path) -> None:
         probe.unlink()
     except OSError as error:
         fail(f"cannot write {out}: {error.strerror}", "choose another place")
+
+
+def require_file(file: Path, otherwise: str = "") -> None:
+    """Leave if there is no such file, before anything heavy is imported to read it."""
+    if not file.exists():
+        fail(f"there is no file {file}", f"check the path{otherwise and f'; {otherwise}'}")
 
 
 def write_whole(path: Path, data: bytes) -> str:

@@ -14,10 +14,12 @@ from rich.text import Text
 from ddtree.cli.options import Json
 from ddtree.cli.output import (
     BROKEN,
+    command,
     counted,
     fail,
     need,
     print_json,
+    print_table,
     progress,
     stdout,
     writable_folder,
@@ -92,16 +94,16 @@ def prove(
         print_json(
             {
                 "ok": ok,
-                "proofs": [_plain(outcome) for outcome in outcomes],
+                "proofs": [_plain(outcome, cases) for outcome in outcomes],
                 "exhaustive": [_plain_part(part) for part in checked],
                 "limits": _limits(outcomes),
                 "written": written,
             }
         )
     else:
-        _print(outcomes, checked, shown=bool(names), ok=ok)
+        _print(outcomes, checked, cases, shown=bool(names), ok=ok)
         for file in written:
-            stdout().print(Text(f"ddtree check {file}"), soft_wrap=True)
+            stdout().print(Text(command("ddtree", "check", file)), soft_wrap=True)
     if not ok:
         raise typer.Exit(BROKEN)
 
@@ -199,18 +201,25 @@ def _file_name(outcome: "Outcome", refutation: "Refutation") -> str:
     return f"{outcome.proof.name}.{refutation.twin.name}.safetensors"
 
 
-def _print(outcomes: list["Outcome"], checked: list["Checked"], *, shown: bool, ok: bool) -> None:
+def _print(
+    outcomes: list["Outcome"],
+    checked: list["Checked"],
+    cases: Path | None,
+    *,
+    shown: bool,
+    ok: bool,
+) -> None:
     console = stdout()
     if shown:
         for outcome in outcomes:
-            _print_proof(outcome)
+            _print_proof(outcome, cases)
     else:
-        console.print(_table(outcomes))
+        print_table(_table(outcomes))
     for outcome in outcomes:
         for problem in outcome.problems:
             console.print(Text(f"{outcome.proof.name}: {problem}", "red"), soft_wrap=True)
     if checked:
-        console.print(_table_of_parts(checked))
+        print_table(_table_of_parts(checked))
         for part in checked:
             for line in part.differences[:3]:
                 console.print(Text(f"{part.name}: {line}", "red"), soft_wrap=True)
@@ -262,7 +271,7 @@ def _table_of_parts(checked: list["Checked"]) -> Table:
     return table
 
 
-def _print_proof(outcome: "Outcome") -> None:
+def _print_proof(outcome: "Outcome", cases: Path | None) -> None:
     """One proof with its goals, its twins and their counterexamples."""
     console, proof = stdout(), outcome.proof
 
@@ -283,13 +292,14 @@ def _print_proof(outcome: "Outcome") -> None:
             continue
         say(f"    refuted in {refutation.counterexample.goal}: {refutation.counterexample}")
         if (case := refutation.case) is not None:
-            say(f"    {_command(outcome, refutation)}    # {case.invariant}", "cyan")
+            say(f"    {_command(outcome, refutation, cases)}    # {case.invariant}", "cyan")
 
 
-def _command(outcome: "Outcome", refutation: "Refutation") -> str:
-    """The command line that shows a counterexample to the checker."""
-    name = outcome.proof.name
-    return f"ddtree prove {name} --cases out; ddtree check out/{_file_name(outcome, refutation)}"
+def _command(outcome: "Outcome", refutation: "Refutation", cases: Path | None) -> str:
+    """The command line that shows a counterexample to the checker, written into ``cases`` or not yet."""
+    file = (cases or Path("out")) / _file_name(outcome, refutation)
+    check = command("ddtree", "check", file)
+    return check if cases else f"ddtree prove {outcome.proof.name} --cases out; {check}"
 
 
 def _limits(outcomes: list["Outcome"]) -> list[dict[str, Any]]:
@@ -310,7 +320,7 @@ def _limits(outcomes: list["Outcome"]) -> list[dict[str, Any]]:
     ]
 
 
-def _plain(outcome: "Outcome") -> dict[str, Any]:
+def _plain(outcome: "Outcome", cases: Path | None) -> dict[str, Any]:
     return {
         "name": outcome.proof.name,
         "statement": outcome.proof.statement,
@@ -319,11 +329,11 @@ def _plain(outcome: "Outcome") -> dict[str, Any]:
         "goals": [goal.__name__ for goal in outcome.proof.goals],
         "formulas": outcome.formulas,
         "seconds": outcome.seconds,
-        "twins": [_plain_twin(outcome, refutation) for refutation in outcome.refutations],
+        "twins": [_plain_twin(outcome, refutation, cases) for refutation in outcome.refutations],
     }
 
 
-def _plain_twin(outcome: "Outcome", refutation: "Refutation") -> dict[str, Any]:
+def _plain_twin(outcome: "Outcome", refutation: "Refutation", cases: Path | None) -> dict[str, Any]:
     example, case = refutation.counterexample, refutation.case
     return {
         "name": refutation.twin.name,
@@ -334,7 +344,7 @@ def _plain_twin(outcome: "Outcome", refutation: "Refutation") -> dict[str, Any]:
         "numbers": example and example.numbers,
         "where": example and example.where,
         "breaks": case and case.invariant,
-        "check": case and _command(outcome, refutation),
+        "check": case and _command(outcome, refutation, cases),
     }
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from ddtree.cli.options import Json
-from ddtree.cli.output import BROKEN, fail, print_json, stdout
+from ddtree.cli.output import BROKEN, command, fail, print_json, require_file, stdout
 
 if TYPE_CHECKING:
     from ddtree.invariants.recorded import Recorded
@@ -37,6 +37,7 @@ def replay(
       ddtree replay 20260101T120000-41-1-verify_attention-shadow.safetensors
       ddtree check  20260101T120000-41-1-verify_attention-shadow.safetensors
     """
+    require_file(file, "debug mode writes such files: DDTREE_DEBUG_ACTION=dump")
     from ddtree.invariants.capture import kind_of
     from ddtree.invariants.recorded import read
     from ddtree.invariants.shadow import NAMES
@@ -48,7 +49,7 @@ def replay(
         if file.is_dir():
             fail(str(error), "give one of its files")
         is_call = file.is_file() and bool(kind_of(file))
-        fail(str(error), f"ddtree check {file}" if is_call else "ddtree replay --help")
+        fail(str(error), command("ddtree", "check", file) if is_call else "ddtree replay --help")
     if recorded.function not in NAMES:
         fail(
             f"{file} is a call of {recorded.function}, which cannot be run again by itself",
@@ -60,7 +61,9 @@ def replay(
     else:
         _print(report)
     if report["refused"]:
-        raise typer.Exit(2)
+        # the report stands on stdout: a script that reads exit code 2 looks for the reason on stderr
+        why = f"nothing was compared: {recorded.function} is refused by {report['refused']}"
+        fail(why, "replay a call that both take; impl/README.md has the limits of the kernels")
     if not report["same"]:
         raise typer.Exit(BROKEN)
 

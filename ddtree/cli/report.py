@@ -9,7 +9,16 @@ import typer
 
 from ddtree.cli.captured import read_call
 from ddtree.cli.options import Json
-from ddtree.cli.output import fail, need, print_json, require_place, stdout, write_whole
+from ddtree.cli.output import (
+    command,
+    fail,
+    need,
+    print_json,
+    require_file,
+    require_place,
+    stdout,
+    write_whole,
+)
 
 Html = Annotated[
     Path | None,
@@ -69,8 +78,9 @@ def report(
       ddtree conform mine.py:Mine --html run.html     the same in one step
     """
     out = file.with_suffix(".html") if out is None else out
-    _require_kind(file)
     require_page(out)
+    require_file(file, RUNS)
+    _require_kind(file)
     title, page = _json_page(file) if file.suffix == ".json" else _call_page(file)
     wrote = write_whole(out, page)
     if as_json:
@@ -93,7 +103,7 @@ def _require_kind(file: Path) -> None:
 def require_page(out: Path) -> None:
     """Leave if a page cannot be written there, before any work is done."""
     if out.suffix not in {".html", ".htm"}:
-        fail(f"{out} is to be an HTML page", f"name it {out.with_suffix('.html')}")
+        fail(f"{out} is to be an HTML page", f"name it {command(out.with_suffix('.html'))}")
     require_place(out)
 
 

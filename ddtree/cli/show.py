@@ -1,11 +1,12 @@
 """``ddtree show``: draw one verify call's tree and mask."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ddtree.cli.captured import read_call
+from ddtree.cli.captured import read_call, require_call
 from ddtree.cli.options import (
     AUTO,
     OF_SOURCE,
@@ -28,6 +29,7 @@ from ddtree.cli.options import (
 )
 from ddtree.cli.output import (
     Say,
+    command,
     fail,
     need,
     print_json,
@@ -78,6 +80,8 @@ def show(
     if file is not None:
         refuse_given(ctx, OF_SOURCE, f"with a file: {file} holds its call")
     refuse_ignored(ctx, prompt)
+    if file is not None:
+        require_call(file)
     if out is not None:
         need("plots", "matplotlib")
         writable_folder(out)
@@ -96,6 +100,7 @@ def show(
         call, name = Call.of(made.tree, made.layout, made.mask, made.acceptance), "tree"
         _require_request(request, made.tree.num_nodes.numel())
         view = view_of(made.layout, made.mask, made.tree, made.acceptance, request, token_text)
+    view = replace(view, weighed=_weighed(call, request))
     note = _first_violation(call)
     written = []
     if out is not None:
@@ -156,7 +161,8 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
         f for f in ("qo_indptr", "kv_indptr", "mask_indptr", "custom_mask") if f not in known
     ]
     if missing:
-        fail(f"{file} lacks {', '.join(missing)}: there is no mask to draw", f"ddtree check {file}")
+        check = command("ddtree", "check", file)
+        fail(f"{file} lacks {', '.join(missing)}: there is no mask to draw", check)
     _require_request(request, known["qo_indptr"].numel() - 1)
     nothing = torch.zeros(0, dtype=torch.int64)
     layout = VerifyLayout(
@@ -188,6 +194,16 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
 def _require_request(request: int, batch: int) -> None:
     if request >= batch:
         fail(f"--request is {request}, the call has {batch}", "count requests from 0")
+
+
+def _weighed(call: "Call", request: int) -> tuple[int, int] | None:
+    """``prefix_len`` and ``q_len`` of the request as ``ddtree check`` has them; None where it has not."""
+    from ddtree.invariants.sizes import sizes_of
+
+    sizes = sizes_of(call)
+    if sizes.q_lens is None or sizes.prefix_lens is None or request >= sizes.batch:
+        return None
+    return sizes.prefix_lens[request], sizes.q_lens[request]
 
 
 def _first_violation(call: "Call") -> str:

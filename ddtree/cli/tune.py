@@ -27,6 +27,7 @@ from ddtree.cli.output import (
     fail,
     need,
     print_json,
+    print_table,
     progress_bar,
     require_place,
     stdout,
@@ -122,7 +123,7 @@ def tune(
         need("plots", "matplotlib")
         require_place(plot)
     wanted = _budgets(budgets) if budgets is not None else None
-    kept = list(dict.fromkeys(topk_of(word.strip()) for word in topks.split(",")))
+    kept = list(dict.fromkeys(topk_of(word.strip(), "--topks") for word in topks.split(",")))
     texts = read_prompts(prompts) if prompts else None
     if texts == []:
         fail(f"there is no prompt in {prompts}", "give one a line")
@@ -195,8 +196,8 @@ def _print(found: "Tuning", where: Path | None, plot: Path | None) -> None:
         ),
         soft_wrap=True,
     )
-    console.print(_costs(found))
-    console.print(_yields(found))
+    print_table(_costs(found))
+    print_table(_yields(found))
     best = found.best
     style = "bold green" if best.budget else "bold yellow"
     console.print(Text(str(found), style), soft_wrap=True)

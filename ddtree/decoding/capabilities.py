@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddtree.spec.errors import InputError, require
+from ddtree.spec.errors import InputError, of_kind, require
 
 
 def require_tree_target(model: Any, *, windows: bool = False) -> None:
@@ -91,7 +91,7 @@ def require_tokens(token_ids: Tensor, vocab_size: int, held: int, room: int) -> 
     """
     require(
         isinstance(token_ids, Tensor),
-        f"token_ids is a {type(token_ids).__name__}; expected a tensor of token ids",
+        f"token_ids is {of_kind(token_ids)}; expected a tensor of token ids",
     )
     require(token_ids.numel() >= 1, "the prompt is empty; at least one token is needed")
     low, high = int(token_ids.min()), int(token_ids.max())

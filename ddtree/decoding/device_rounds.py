@@ -42,6 +42,7 @@ from ddtree.impl.record import pack_record, record_fields
 from ddtree.impl.round import Captured
 from ddtree.invariants.streams import own_stream
 from ddtree.spec.contracts import Acceptance, Budget, Commit, DraftTree, VerifyLayout
+from ddtree.spec.errors import of_kind
 from ddtree.spec.sampling import Sampling
 
 RECORDS = 2
@@ -294,7 +295,7 @@ def device_rounds(
     ``is_watched``: the host has work in the middle of a round.
     """
     if not isinstance(target, PagedTarget):
-        return f"the target is a {type(target).__name__}, not a PagedTarget"
+        return f"the target is {of_kind(target)}, not a PagedTarget"
     if is_watched:
         return "logits processors and fixed buffers are the host's work in the middle of a round"
     if drafter.target_layer_ids and not _is_resident(drafter):

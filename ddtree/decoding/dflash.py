@@ -1,6 +1,7 @@
 """The DFlash drafter: loads a published checkpoint and drafts a block a pass (``dflash_model.py``)."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -168,7 +169,7 @@ def checkpoint_folder(name: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(
             f"drafter {str(name)!r} is neither 'embedded' nor a folder nor a model in the local Hugging Face "
-            f"cache (nothing is downloaded here; run: hf download {name})"
+            f"cache (nothing is downloaded here; run: hf download {shlex.quote(str(name))})"
         ) from error
 
 

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -192,7 +193,8 @@ def _from_hub_cache(
     if not found:
         raise InputError(
             f"target {name!r} is neither 'embedded', nor a folder, nor a .gguf file, nor a model in the "
-            f"local Hugging Face cache {HF_HUB_CACHE} (nothing is downloaded here; run: hf download {name})"
+            f"local Hugging Face cache {HF_HUB_CACHE} (nothing is downloaded here; run: hf download "
+            f"{shlex.quote(name)})"
         )
     say(f"loading {name} from the local Hugging Face cache")
     try:
@@ -205,7 +207,7 @@ def _from_hub_cache(
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"cannot load {name} from the local Hugging Face cache {HF_HUB_CACHE}; if files are missing, "
-            f"run: hf download {name} ({_first_line(error)})"
+            f"run: hf download {shlex.quote(name)} ({_first_line(error)})"
         ) from error
     return model, tokenizer
 

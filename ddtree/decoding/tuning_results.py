@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ddtree.decoding.embedded import EMBEDDED_DRAFTER, cache_home, embedded_gguf, folder_of
-from ddtree.invariants.files import written_whole
+from ddtree.invariants.files import PlaceError, written_whole
 from ddtree.spec.errors import InputError
 
 FORMAT = 1  # raise when what a file holds changes
@@ -286,7 +286,7 @@ def store(tuning: Tuning) -> Path:
         with written_whole(path) as work:
             work.write_text(json.dumps(tuning.as_json(), indent=1), encoding="utf-8")
     except OSError as error:
-        raise InputError(
+        raise PlaceError(
             f"cannot write {path}: {error}; set XDG_CACHE_HOME to another place"
         ) from error
     return path

@@ -109,7 +109,7 @@ def _dpi(width: float, height: float) -> float:
 
 
 def _numbers(view: TreeView) -> str:
-    numbers = [f"prefix_len {view.prefix_len}", f"q_len {view.q_len}"]
+    numbers = list(view.widths)
     if view.num_nodes is not None:
         numbers.append(f"num_nodes {view.num_nodes}")
     if view.padding:

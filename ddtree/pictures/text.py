@@ -24,7 +24,7 @@ PREFIX_CELLS = 8
 
 def title(view: TreeView) -> str:
     """The numbers of the request in one line."""
-    numbers = f"request {view.request}: prefix_len {view.prefix_len}, q_len {view.q_len}"
+    numbers = f"request {view.request}: {', '.join(view.widths)}"
     if view.num_nodes is None:
         return numbers
     return f"{numbers}, num_nodes {view.num_nodes}, padding {len(view.padding)}"

@@ -39,6 +39,20 @@ class TreeView:
     labels: tuple[str, ...]
     allowed: NDArray[np.bool_] | None
     """[q_len, prefix_len + q_len] as the layout says; None when it runs past the mask's end."""
+    weighed: tuple[int, int] | None = None
+    """``prefix_len`` and ``q_len`` as the whole call has them, where ``ddtree check`` has weighed its fields;
+    those above are what the layout claims."""
+
+    @property
+    def widths(self) -> tuple[str, str]:
+        """``prefix_len`` and ``q_len`` in words, both numbers where the call has another than is claimed."""
+        claimed = (self.prefix_len, self.q_len)
+        named = zip(("prefix_len", "q_len"), claimed, self.weighed or claimed, strict=True)
+        prefix_len, q_len = (
+            f"{name} {said}" + ("" if said == has else f" claimed, {has} by the call")
+            for name, said, has in named
+        )
+        return prefix_len, q_len
 
     @property
     def padding(self) -> range:

@@ -18,6 +18,7 @@ from ddtree.invariants.strategies import VerifyCall
 from ddtree.invariants.streams import beside, capturing
 from ddtree.spec.buffers import VerifyBuffers
 from ddtree.spec.contracts import FlatMask, QLen, TreeMask
+from ddtree.spec.errors import of_kind
 from ddtree.spec.mask import Form, convert_mask, tree_mask
 
 Execution = Literal["eager", "buffers", "replay"]
@@ -154,7 +155,7 @@ def output_of(result: Any, rows: int) -> Tensor:
     if not isinstance(output, Tensor):
         within = "a tuple that begins with " if output is not result else ""
         raise WrongResult(
-            f"verify_attention returned {within}a {type(output).__name__}, expected (output, lse)"
+            f"verify_attention returned {within}{of_kind(output)}, expected (output, lse)"
         )
     if output.ndim != 3 or output.shape[0] < rows:
         shape = list(output.shape)

@@ -97,6 +97,11 @@ class Isolation:
         return _sentence(self)
 
     @property
+    def headline(self) -> str:
+        """The finding with the backend's name."""
+        return headline(self.name, self.sentence)
+
+    @property
     def example(self) -> Tried | None:
         """The failing call with the least in it."""
         return _plainest(self.tried)
@@ -330,12 +335,17 @@ def _shape(cell: Cell) -> tuple[int, int]:
     return get_args(Widths).index(cell.widths), get_args(Prefixes).index(cell.prefixes)
 
 
+def headline(name: str, sentence: str) -> str:
+    """A finding with its backend, which is the subject of a sentence that has none."""
+    return f"{name}{'' if sentence.startswith('fails ') else ':'} {sentence}"
+
+
 def _sentence(found: Isolation) -> str:
     seen = found.observations
     calls = f"{len([t for t in found.tried if t.failed is not None])} calls"
     if not seen:
         reason = next(iter(found.refused), "")
-        return f"cannot tell: {found.name} refused every call ({reason})"
+        return f"cannot tell: it refused every call ({reason})"
     if found.unsteady:
         again = len(found.unsteady)
         return f"cannot tell: the same call gives now this, now that ({again} of 40 when run again)"

@@ -22,6 +22,7 @@ from ddtree.invariants.strategies import VerifyCall
 from ddtree.spec import contracts
 from ddtree.spec.contracts import Acceptance, PagedKV, VerifyLayout
 from ddtree.spec.dtypes import indexable
+from ddtree.spec.errors import of_kind
 from ddtree.spec.mask import read_mask
 
 
@@ -78,7 +79,7 @@ def compared(
         if isinstance(found, type(expected)):
             raise
         raise WrongResult(
-            f"{case.function} returned a {type(found).__name__}, expected a {type(expected).__name__}"
+            f"{case.function} returned {of_kind(found)}, expected {of_kind(expected)}"
         ) from None
 
 

@@ -9,6 +9,7 @@ Each property is a test of its own; what the backend does not offer is skipped, 
 fails tells the smallest failing case, and where it was written.
 """
 
+import shlex
 from inspect import ismethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,7 +65,7 @@ class Conformance:
             f"{prop.id}: {prop.statement}\n"
             f"  {smallest(was_cut=result.was_cut)}: {result.case}\n"
             f"  {result.what}{f'; {ONLY_AFTER_OTHERS}' if result.is_alone_right else ''}\n"
-            f"  ddtree check {result.file}"
+            f"  {shlex.join(['ddtree', 'check', str(result.file)])}"
         )
 
 

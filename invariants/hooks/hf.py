@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddtree.invariants.call import Call
 from ddtree.invariants.hooks.watch import NotCheckedError, Watch, hook_settings
-from ddtree.spec.errors import require
+from ddtree.spec.errors import of_kind, require
 
 
 class Attachment:
@@ -73,7 +73,7 @@ def _parameters(model: Any) -> list[str]:
     has = f"forward({', '.join(known)})" if callable(forward) else "no forward"
     require(
         takes,
-        f"attach was given a {type(model).__name__}, which has {has}; expected a Transformers model, or a "
+        f"attach was given {of_kind(model)}, which has {has}; expected a Transformers model, or a "
         "module whose forward takes attention_mask",
     )
     return list(known)

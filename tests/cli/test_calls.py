@@ -219,8 +219,12 @@ def test_a_call_that_the_kernels_refuse_is_run_by_the_reference(run: Run, tmp_pa
     assert f"the reference alone takes the call and gives result[0] float32 [{rows}, 2, 16]" in (
         result.stdout
     )
-    told = json.loads(run("replay", file, "--json").stdout)
+    plain = run("replay", file, "--json")
+    told = json.loads(plain.stdout)
     assert (told["same"], list(told["reference"])) == (False, ["result[0]"])
+    for ended in (result, plain):
+        assert "error: nothing was compared: verify_attention is refused by the ker" in ended.stderr
+        assert "\nnext: " in ended.stderr
 
 
 def test_a_call_with_the_founding_bug_is_run_again(run: Run, tmp_path: Path) -> None:
@@ -352,6 +356,7 @@ def test_show_draws_both_files(run: Run, tmp_path: Path) -> None:
     result = run("show", file, "--out", tmp_path / "new" / "pictures")
     assert result.exit_code == 0
     assert "mask_len is broken" in result.stdout
+    assert result.stdout.startswith("request 0: prefix_len 5, q_len 8 claimed, 17 by the call, num")
     assert "no query row" in result.stdout
     written = sorted(path.name for path in (tmp_path / "new" / "pictures").iterdir())
     assert written == ["call.png", "call.svg"]

@@ -178,7 +178,11 @@ def test_what_fails_only_after_other_calls_is_said(run: Run, folder: Path) -> No
     ("args", "said", "step"),
     [
         (("--case", "f.npz"), "--case needs the backend", "ddtree conform BACKEND --case f.npz"),
-        (("reference", "--case", "f.npz"), "there is no file f.npz", "ddtree conform reference"),
+        (
+            ("reference", "--case", "f.npz"),
+            "there is no file f.npz",
+            "check the path; `ddtree conform reference` writes one",
+        ),
         (("reference", "--case", "d.npz"), "d.npz is a folder, not a file", "ddtree conform"),
         (("d.py:Mine",), "d.py is a folder, not a file", "check the path"),
         (
@@ -263,7 +267,13 @@ def test_too_few_calls_tell_nothing(run: Run) -> None:
     """It says how few ran, and ends with exit code 2; what failed in them is told, but not where."""
     right = run("isolate", "ddtree.spec:verify_attention", "--calls", "1")
     assert right.exit_code == 2
-    assert "ddtree.spec:verify_attention nothing failed in 1 call: too few to tell" in right.stdout
+    told = "ddtree.spec:verify_attention: nothing failed in 1 call: too few to tell"
+    assert told in right.stdout
+    # "error: " and "next: " on stderr, as of every exit code 2
+    assert f"error: {told}\nnext: give it more: --calls" in right.stderr
+    plain = run("isolate", "ddtree.spec:verify_attention", "--calls", "1", "--json")
+    assert (plain.exit_code, json.loads(plain.stdout)["sentence"]) == (2, told.split(": ", 1)[1])
+    assert f"error: {told}\nnext: " in plain.stderr
     wrong = run("isolate", "inverted", "--calls", "10")
     assert wrong.exit_code == 1
     assert "calls failed: too few to tell where" in " ".join(wrong.stdout.split())
@@ -378,12 +388,16 @@ def test_a_backend_that_refuses_everything_is_not_green(run: Run, folder: Path) 
             "isolate",
             "--calls",
             "5",
-        ): "cannot tell: mine.py:Refuses refused every call (closed today)",
+        ): "cannot tell: it refused every call (closed today)",
     }
     for (verb, *most), said in told.items():
         result = run(verb, "mine.py:Refuses", *most)
         assert (result.exit_code, said in result.stdout) == (2, True), result.stdout
-        assert run(verb, "mine.py:Refuses", *most, "--json").exit_code == 2
+        plain = run(verb, "mine.py:Refuses", *most, "--json")
+        assert plain.exit_code == 2
+        assert json.loads(plain.stdout)
+        for ended in (result, plain):
+            assert f"error: mine.py:Refuses: {said}\nnext: " in ended.stderr
 
 
 def test_what_a_backend_prints_is_beside_the_json(folder: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_proof_in_full(run: Run) -> None:
 
 def test_counterexamples_are_calls(run: Run, tmp_path: Path) -> None:
     """Each file that is written is one that check refuses, by the invariant that was named."""
-    plain = json.loads(run("prove", *SOME, "--cases", tmp_path / "out", "--json").stdout)
+    plain = json.loads(run("prove", *SOME, "--cases", tmp_path / "o ut", "--json").stdout)
     assert plain["ok"] and [proof["name"] for proof in plain["proofs"]] == list(SOME)
     broken = {
         f"{proof['name']}.{twin['name']}": twin["breaks"]
@@ -47,8 +47,10 @@ def test_counterexamples_are_calls(run: Run, tmp_path: Path) -> None:
         for twin in proof["twins"]
         if twin["breaks"]
     }
+    told = [twin["check"] for proof in plain["proofs"] for twin in proof["twins"]]
     assert sorted(broken) == sorted(Path(file).stem for file in plain["written"])
     for file in plain["written"]:
+        assert f"ddtree check '{file}'" in told
         result = run("check", file)
         assert result.exit_code == 1
         assert f"{broken[Path(file).stem]} is broken" in result.stdout

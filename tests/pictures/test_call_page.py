@@ -301,7 +301,7 @@ def test_names_from_outside_are_escaped() -> None:
     page = page_of(made_up([5]), Source(Path(f"{bad}.npz"), {bad: f"did you mean {bad}?"}))
     assert page.all("script") == []
     assert bad in page.text
-    assert f"ddtree check {bad}.npz" in page.text
+    assert f"ddtree check '{bad}.npz'" in page.text
 
 
 def test_a_file_with_arguments_can_be_replayed() -> None:

@@ -213,10 +213,10 @@ def test_an_isolation_where_nothing_fails() -> None:
 @pytest.mark.parametrize(
     ("widths", "unsteady", "sign", "card"),
     [
-        ((4, 8, 9), 0, "✓ mine nothing fails: 24 calls", "verdict good-card"),
-        ((4,), 0, "? mine nothing failed in 8 calls: too few to tell", "verdict"),
-        ((), 0, "? mine cannot tell: mine refused every call", "verdict"),
-        ((4, 8, 9), 2, "✕ mine cannot tell: the same call gives now this", "verdict bad-card"),
+        ((4, 8, 9), 0, "✓ mine: nothing fails: 24 calls", "verdict good-card"),
+        ((4,), 0, "? mine: nothing failed in 8 calls: too few to tell", "verdict"),
+        ((), 0, "? mine: cannot tell: it refused every call", "verdict"),
+        ((4, 8, 9), 2, "✕ mine: cannot tell: the same call gives now this", "verdict bad-card"),
     ],
 )
 def test_a_check_mark_stands_for_enough_calls_that_come_out_alike(
@@ -244,6 +244,6 @@ def test_an_isolation_that_cannot_tell(isolated: Any) -> None:
         "sentence": "cannot tell: no rule fits",
     }
     page = parsed(isolation_page(data)[1])
-    assert page.one("h1").text == "founding-bug cannot tell: no rule fits"
+    assert page.one("h1").text == "founding-bug: cannot tell: no rule fits"
     assert "not found" in page.one("section", class_="verdict").text
     assert "Each factor by itself" in page.text

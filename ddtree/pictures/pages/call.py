@@ -323,12 +323,13 @@ def _invariants(report: Report) -> Markup:
 
 
 def _again(source: Source) -> Markup:
-    lines = [command(f"ddtree check {source.file}")]
+    lines = [command("ddtree", "check", source.file)]
     if source.failed is not None:
-        lines.insert(0, command(f"ddtree conform {source.failed.backend} --case {source.file}"))
+        backend = source.failed.backend
+        lines.insert(0, command("ddtree", "conform", backend, "--case", source.file))
     if source.function:
         note = f"The file also holds the arguments of {source.function}. Run it on reference and kernels:"
-        lines += [tag("p", note, class_="note"), command(f"ddtree replay {source.file}")]
+        lines += [tag("p", note, class_="note"), command("ddtree", "replay", source.file)]
     return section("Check it again", *lines)
 
 

@@ -53,7 +53,7 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
         for p in properties
         if p["state"] != "not offered"
     ]
-    missing = ", ".join(p["property"] for p in by_state["not offered"])
+    missing = "; ".join(p["property"] for p in by_state["not offered"])
     attends = any(p["function"] == "verify_attention" for p in broken)
     return title, page(
         title,
@@ -71,7 +71,7 @@ def conformance_page(data: dict[str, Any], folder: Path) -> tuple[str, bytes]:
             tag("p", f"Not offered by the backend: {missing}.", class_="note") if missing else None,
         ),
         *(_smallest(p, data["backend"], folder, is_open=i == 0) for i, p in enumerate(broken)),
-        section("Which factor decides", command(f"ddtree isolate {data['backend']}"))
+        section("Which factor decides", command("ddtree", "isolate", data["backend"]))
         if attends
         else None,
     )
@@ -107,8 +107,8 @@ def _drawn(found: dict[str, Any], backend: str, folder: Path, *, is_open: bool) 
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         return [tag("p", f"Its file, {written}, is not here, so it is not drawn.", class_="note")]
-    again = (f"conform {backend} --case {written}", f"check {written}", f"replay {written}")
-    commands = [command(f"ddtree {verb}") for verb in again]
+    again = (("conform", backend, "--case", written), ("check", written), ("replay", written))
+    commands = [command("ddtree", *words) for words in again]
     try:
         call = read(file).call
     except InputError as error:

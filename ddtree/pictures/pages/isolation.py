@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree.invariants.conformance.cells import Cell
 from ddtree.invariants.conformance.decide import FACTORS, NUMBERS, Decision, Observation
-from ddtree.invariants.conformance.isolate import Isolation, Tried
+from ddtree.invariants.conformance.isolate import Isolation, Tried, headline
 from ddtree.pictures.pages.markup import Markup, counted, join, tag
 from ddtree.pictures.pages.page import command, facts, folded, page, section
 
@@ -23,7 +23,8 @@ def isolation_page(data: dict[str, Any]) -> tuple[str, bytes]:
     found = _isolation(data)
     seen = found.observations
     fails = any(o.failed for o in seen) or bool(data.get("unsteady"))
-    title = f"{data['backend']} {data['sentence']}" if len(data["sentence"]) < 90 else _head(data)
+    told = str(data["sentence"])
+    title = headline(data["backend"], told if len(told) < 90 else told.split(";", maxsplit=1)[0])
     decisive: list[str] = data.get("factors", [])
     example = found.example
     return title, page(
@@ -38,7 +39,7 @@ def isolation_page(data: dict[str, Any]) -> tuple[str, bytes]:
         )
         if example is not None
         else None,
-        section("Do it again", command(f"ddtree isolate {data['backend']}")),
+        section("Do it again", command("ddtree", "isolate", data["backend"])),
     )
 
 
@@ -54,12 +55,6 @@ def _isolation(data: dict[str, Any]) -> Isolation:
         for cell in data["cells"]
     )
     return Isolation(data["backend"], tried, Decision(()))
-
-
-def _head(data: dict[str, Any]) -> str:
-    """The first part of the sentence."""
-    first = str(data["sentence"]).split(";")[0]
-    return f"{data['backend']} {first}"
 
 
 def _verdict(data: dict[str, Any], decisive: list[str], found: Isolation, *, fails: bool) -> Markup:
@@ -92,7 +87,7 @@ def _verdict(data: dict[str, Any], decisive: list[str], found: Isolation, *, fai
         "section",
         tag(
             "p",
-            tag("strong", f"{sign} {data['backend']} {data['sentence']}"),
+            tag("strong", f"{sign} {headline(data['backend'], data['sentence'])}"),
             class_="statement",
         ),
         facts(numbers),

@@ -1,5 +1,6 @@
 """The frame of every page: one file with its style and script inside, light and dark, wide and narrow."""
 
+import shlex
 from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
@@ -70,8 +71,9 @@ def facts(pairs: dict[str, object]) -> Markup:
     return tag("dl", *items, class_="facts")
 
 
-def command(line: str) -> Markup:
-    """A command to copy."""
+def command(*words: object) -> Markup:
+    """A command to copy, its words quoted where a shell needs it."""
+    line = shlex.join(map(str, words))
     return tag("pre", tag("code", line), class_="command", tabindex=0)
 
 
