@@ -64,9 +64,9 @@ class Pair:
             except InputError as error:
                 which = f"prompt {i}: " if len(prompts) > 1 else ""
                 room = most - max(each.numel() for each in prompts)
-                fits = f"--max-new-tokens {room} fits" if room >= 1 else "no new token fits"
                 longest = " beside the longest prompt" if len(prompts) > 1 else ""
-                fail(f"{which}{error}", f"{fits}{longest}; or shorten the prompt")
+                fits = f"--max-new-tokens {room} fits{longest}; or " if room >= 1 else ""
+                fail(f"{which}{error}", f"{fits}shorten the prompt")
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The tokens as text, special ones left out."""

@@ -19,6 +19,7 @@ from ddtree.decoding.generate import stop_ids_of
 from ddtree.decoding.loop import decode
 from ddtree.decoding.ngram import NGramDrafter
 from ddtree.decoding.processors import Processor
+from ddtree.decoding.restored import as_it_was
 from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import FinishReason, Stops, TextStream
 from ddtree.decoding.target import HFTarget
@@ -94,8 +95,9 @@ def generate(
     yields does not depend on the prompts beside it.
 
     Args:
-        model: a Transformers causal LM; it stays where it is. Its ``generation_config`` gives the stop
-            tokens and nothing else.
+        model: a Transformers causal LM; it stays where it is, and is given back in the mode (training or
+            evaluation) and with the attention that it had. Its ``generation_config`` gives the stop tokens
+            and nothing else.
         tokenizer: the model's.
         prompts: one, or a sequence of them: texts, token ids, or chats (lists of messages).
         drafter: ``"ngram"`` (prompt lookup, no weights), ``"embedded"`` (the DFlash drafter that comes
@@ -108,7 +110,7 @@ def generate(
         topk: candidates kept at each depth; 1: a chain; None: all that the budget can use.
         max_new_tokens: exactly so many come unless something ends the text before.
         temperature: 0: greedy.
-        top_k: sample from the k likeliest tokens.
+        top_k: sample from the k likeliest tokens; None: from all.
         top_p: sample from the fewest likeliest tokens whose probabilities reach it.
         repetition_penalty: divides the logits of tokens of the prompt and the text (Transformers'
             ``RepetitionPenaltyLogitsProcessor``); 1: none.
@@ -128,8 +130,9 @@ def generate(
         statistics of its rounds (``rounds``, ``tokens_per_round``, ``acceptance_histogram``).
 
     Raises:
-        InputError: an empty prompt, arguments that make no sense, a prompt and new tokens that exceed
-            the model's context, a model or drafter that cannot be served, or budget ``"auto"`` where
+        InputError: an empty prompt or one of tokens that the model does not have, arguments that make no
+            sense (``top_k`` or ``top_p`` at temperature 0 too), a prompt and new tokens that exceed the
+            model's context, a model or drafter that cannot be served, or budget ``"auto"`` where
             nothing has been measured.
     """
     require_int("batch_size", batch_size, 1)
@@ -145,12 +148,16 @@ def generate(
         best = _tuned(model, drafter, attention, min(batch_size, len(ids)))
         budget, topk = best.budget, best.topk
     sampling = Sampling(temperature, top_k, top_p, seed)
+    for name, value in {"top_k": top_k, "top_p": top_p}.items():
+        require(
+            temperature != 0 or value is None,
+            f"{name} cannot be given with temperature 0, which does not sample",
+        )
     strings = stops_of(stop)
     stop_ids = stop_ids_of(model) if stop_token_ids is None else tuple(stop_token_ids)
     stops = Stops(stop_ids, strings, decoder(tokenizer))
     processors = processors_of(repetition_penalty, logits_processor)
     sizes = [prompt.numel() + max_new_tokens + budget for prompt in ids]
-    target, one = batch_target(model, min(batch_size, len(ids)), attention, max(sizes))
     streams = [TextStream(stops) for _ in ids]
 
     def on_news(index: int, tokens: Sequence[int], reason: FinishReason | None) -> None:
@@ -158,17 +165,19 @@ def generate(
             text = streams[index](tokens, finished=reason is not None)
             stream(Piece(index, tuple(tokens), text, reason))
 
-    found = decode(
-        target,
-        drafter_of(drafter, one),
-        [Request(prompt, max_new_tokens) for prompt in ids],
-        budget=budget,
-        topk=topk,
-        sampling=sampling,
-        stops=stops,
-        processors=processors,
-        on_news=on_news,
-    )
+    with as_it_was(model):
+        target, one = batch_target(model, min(batch_size, len(ids)), attention, max(sizes))
+        found = decode(
+            target,
+            drafter_of(drafter, one),
+            [Request(prompt, max_new_tokens) for prompt in ids],
+            budget=budget,
+            topk=topk,
+            sampling=sampling,
+            stops=stops,
+            processors=processors,
+            on_news=on_news,
+        )
     return [
         Completion(**vars(one), prompt_ids=tuple(prompt.tolist()), text=stops.text(one.token_ids))
         for one, prompt in zip(found, ids, strict=True)
@@ -216,6 +225,8 @@ def encode(tokenizer: Any, prompt: Any, name: str = "the prompt") -> Int64[Tenso
             f"{name} is {given(prompt)}; expected a text, token ids, or messages of a chat"
         )
     require(bool(ids), f"{name} is empty: it has no token")
+    far = next((token for token in ids if not -(2**63) <= token < 2**63), None)
+    require(far is None, f"{name} holds the token id {far}, which fits no int64")
     return torch.tensor(ids)
 
 

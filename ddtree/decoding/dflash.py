@@ -40,6 +40,8 @@ class DFlashDrafter:
     def __init__(self, model: DFlashModel, target: TargetModel) -> None:
         """Join a draft model to the target that it was trained for.
 
+        It is moved to the target's device and dtype, and is in evaluation mode from then on.
+
         Raises:
             InputError: the two do not fit (hidden size, layers, mask token), with the numbers.
         """

@@ -17,14 +17,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ddtree.decoding.batch import BatchTarget
+from ddtree.decoding.capabilities import require_tokens
 from ddtree.decoding.decoding import Generation, RoundStats, top_two
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.ngram import NGramDrafter
 from ddtree.decoding.processors import Processor, process
 from ddtree.decoding.rounds import Held, HostRounds, News, Read, Request, Rounds
 from ddtree.decoding.stops import FinishReason, Stops
+from ddtree.decoding.target import HFTarget
 from ddtree.spec.buffers import VerifyBuffers
-from ddtree.spec.errors import require
+from ddtree.spec.errors import InputError, require
 from ddtree.spec.sampling import (
     Sampling,
     first_argmax,
@@ -89,12 +91,11 @@ def decode(
     require(budget >= 0, f"budget must be at least 0, got {budget}")
     if budget == 0:
         drafter = NGramDrafter(target.vocab_size, 1)  # nothing is drafted where nothing is verified
-    for request in requests:
-        require_lengths(target.max_context, request.prompt_ids, request.max_new_tokens)
-        require(
-            request.prompt_logits is None or not drafter.target_layer_ids,
-            "prompt_logits cannot be used with a drafter that reads features",
-        )
+    require_requests(target, requests)
+    require(
+        not drafter.target_layer_ids or all(one.prompt_logits is None for one in requests),
+        "prompt_logits cannot be used with a drafter that reads features",
+    )
     target.watch(drafter.target_layer_ids)
     rounds = _rounds_for(
         target, drafter, requests, processors, budget=budget, topk=topk, sampling=sampling,
@@ -259,6 +260,21 @@ def choose(logits: Float[Tensor, " vocab"], position: int, sampling: Sampling | 
     probs = target_distribution(row, sampling.temperature, sampling.top_k, sampling.top_p)
     at = torch.tensor([position], device=logits.device)
     return int(sample(probs, position_uniforms(sampling.seeds(1)[0], at)))
+
+
+def require_requests(target: BatchTarget | HFTarget, requests: Sequence[Request]) -> None:
+    """Refuse a prompt that is none, that the target has no tokens for, or that exceeds its context.
+
+    Raises:
+        InputError: with the numbers, and of several prompts which it is.
+    """
+    for i, request in enumerate(requests):
+        try:
+            require_lengths(target.max_context, request.prompt_ids, request.max_new_tokens)
+            require_tokens(request.prompt_ids, target.vocab_size, 0, target.max_context)
+        except InputError as error:
+            which = f"prompt {i}: " if len(requests) > 1 else ""
+            raise InputError(f"{which}{error}") from None
 
 
 def require_lengths(max_context: int, prompt_ids: Tensor, max_new_tokens: int) -> None:

@@ -60,7 +60,9 @@ class PagedTarget:
         feature_layer_ids: tuple[int, ...] = (),
         fused: bool | None = None,
     ) -> None:
-        """Take a causal LM and make its pools; the model attends as ``"ddtree"`` from then on.
+        """Take a causal LM and make its pools.
+
+        From then on the model is in evaluation mode, and attends as ``"ddtree"``.
 
         Args:
             model: a Transformers causal LM in float32, float16 or bfloat16 whose layers attend, in

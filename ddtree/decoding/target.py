@@ -38,7 +38,8 @@ class HFTarget:
         """Take a causal LM.
 
         Args:
-            model: any Transformers causal LM with full attention in every layer.
+            model: any Transformers causal LM with full attention in every layer; it is in evaluation mode
+                from then on.
             max_context: most KV entries, prompt and tree included; None: what the model's
                 configuration allows.
             attention: ``"dense"`` hands the model a 4-D additive mask; ``"reference"`` runs

@@ -31,7 +31,8 @@ from ddtree.decoding.completion import (
 )
 from ddtree.decoding.drafter import Drafter
 from ddtree.decoding.generate import autoregressive, stop_ids_of
-from ddtree.decoding.loop import decode
+from ddtree.decoding.loop import decode, require_requests
+from ddtree.decoding.restored import as_it_was
 from ddtree.decoding.rounds import Request
 from ddtree.decoding.stops import Stops
 from ddtree.decoding.target import HFTarget
@@ -89,7 +90,7 @@ def tune(
     """Measure on this machine, store the result, and return it: ``budget="auto"`` then uses it.
 
     Args:
-        model: a Transformers causal LM; it stays where it is.
+        model: a Transformers causal LM; it stays where it is, and is given back as ``ddtree.generate`` does.
         tokenizer: the model's.
         prompts: like those that will come; None: a few questions (``PROMPTS``).
         drafter: as ``ddtree.generate`` takes it, by name.
@@ -113,22 +114,23 @@ def tune(
     ids = encode_all(tokenizer, default_prompts(tokenizer, prompts))
     attention = attention_of(model, attention)
     size = max(prompt.numel() for prompt in ids) + max_new_tokens + max(budgets)
-    target, one = batch_target(model, batch_size, attention, size)
-    key = key_of(model, drafter, attention, batch_size, NGRAM_BLOCK_SIZE)
-    tuning = measure(
-        target,
-        HFTarget(model),
-        drafter_of(drafter, one),
-        ids,
-        key=key,
-        budgets=budgets,
-        topks=topks,
-        max_new_tokens=max_new_tokens,
-        stops=Stops(stop_ids_of(model)),
-        temperature=temperature,
-        rounds=rounds,
-        on_progress=on_progress,
-    )
+    with as_it_was(model):
+        target, one = batch_target(model, batch_size, attention, size)
+        key = key_of(model, drafter, attention, batch_size, NGRAM_BLOCK_SIZE)
+        tuning = measure(
+            target,
+            HFTarget(model),
+            drafter_of(drafter, one),
+            ids,
+            key=key,
+            budgets=budgets,
+            topks=topks,
+            max_new_tokens=max_new_tokens,
+            stops=Stops(stop_ids_of(model)),
+            temperature=temperature,
+            rounds=rounds,
+            on_progress=on_progress,
+        )
     store(tuning)
     return tuning
 
@@ -188,6 +190,7 @@ def measure(
         max_new_tokens > horizon,
         f"max_new_tokens is {max_new_tokens}; a round is read off {horizon + 1}, the drafter's block size",
     )
+    require_requests(plain, [Request(prompt, max_new_tokens) for prompt in prompts])
     run = _Run(target, plain, drafter, prompts, max_new_tokens, stops, temperature, rounds)
     most = len(prompts) * 2 * max_new_tokens + SWEEPS * (len(budgets) + 2) * SWEEP_UNITS
     say = _Progress(on_progress, most)

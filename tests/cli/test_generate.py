@@ -139,10 +139,15 @@ def test_more_tokens_than_the_context_are_refused(run: Run, tiny_folder: Path) -
     result = run("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 1000)
     assert result.exit_code == 2
     assert "10 prompt tokens and 1000 new ones make 1010" in result.stderr
-    assert "next: shorten the prompt or --max-new-tokens: the context is 128" in result.stderr
+    assert "next: --max-new-tokens 118 fits; or shorten the prompt" in result.stderr
     assert result.stdout == ""
     result = run("generate", "a", PROMPT, "--target", tiny_folder, "--max-new-tokens", 120)
     assert "error: prompt 1: 10 prompt tokens and 120 new ones" in result.stderr
+    assert "next: --max-new-tokens 118 fits beside the longest prompt; or sh" in result.stderr
+    fits = run("generate", PROMPT, "--target", tiny_folder, "--max-new-tokens", 118, "--no-compare")
+    assert fits.exit_code == 0, fits.stderr
+    long = run("generate", "a " * 128, "--target", tiny_folder)
+    assert "next: shorten the prompt" in long.stderr
 
 
 @pytest.mark.parametrize(("is_tie", "code"), [(True, 0), (False, 1)])
@@ -384,6 +389,19 @@ def test_several_prompts_are_decoded_at_once(run: Run, tiny_folder: Path) -> Non
         assert one["text"] in result.stdout
     assert result.stdout.count("equal") == 4
     assert result.stdout.count("its length") == 4
+
+
+def test_a_table_that_does_not_fit_is_lines(
+    run: Run, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 30 columns each request's numbers stand below each other, by name."""
+    monkeypatch.setenv("COLUMNS", "30")
+    args = ("--target", tiny_folder, "--max-new-tokens", 4, "--no-compare")
+    lines = run("generate", "a b", "c", *args).stdout.splitlines()
+    for line in ("#: 0", "prompt: a b", "#: 1", "prompt: c"):
+        assert lines.count(line) == 1
+    assert lines.count("tokens: 4") == lines.count("ended by: its length") == 2
+    assert max(map(len, lines[:-2])) <= 80
 
 
 def test_prompts_come_from_files(run: Run, tiny_folder: Path, tmp_path: Path) -> None:

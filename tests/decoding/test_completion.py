@@ -1,5 +1,6 @@
 """``ddtree.generate``: what a Transformers user calls."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def test_prompts_of_every_kind(model: Any, tokenizer: Any) -> None:
     for bad, reason in (
         ("", "the prompt is empty"),
         (["abc", ""], "prompt 1 is empty"),
+        (["a", [10**6]], r"^prompt 1: token ids reach from 1000000 to 1000000; the vocabulary has"),
+        ([10**6], "^token ids reach from 1000000"),
+        (["a", [-1, 3]], "^prompt 1: token ids reach from -1 to 3"),
+        (["a", [2**63]], "prompt 1 holds the token id 9223372036854775808, which fits no int64"),
+        (["a", "b" * 125], r"^prompt 1: 125 prompt tokens and 4 new ones make 129"),
         ("ab\ud83d", r"the prompt is not UTF-8: character 2 is half a surrogate pair, U\+D83D"),
         (["abc", "\udcff"], "prompt 1 is not UTF-8: character 0 is the byte 0xff"),
         ([{"role": "user", "content": "\ud83d"}], "the prompt, a chat, is not UTF-8: character 6"),
@@ -163,6 +169,8 @@ def test_drafters_by_name_and_by_hand(tokenizer: Any, model: Any, tmp_path: Path
         ({"max_new_tokens": 200}, "3 prompt tokens and 200 new ones make 203; .* holds 128"),
         ({"batch_size": 0}, "batch_size is 0; the least is 1"),
         ({"temperature": -1}, "temperature is -1"),
+        ({"top_p": 0.9}, "top_p cannot be given with temperature 0, which does not sample"),
+        ({"top_k": 3}, "top_k cannot be given with temperature 0, which does not sample"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be above 0"),
         ({"seed": [1, 2]}, "2 seeds for 1 requests"),
         ({"stop": ""}, "a stop string is empty"),
@@ -191,9 +199,42 @@ def test_the_paged_target_serves_it(tokenizer: Any) -> None:
     wide = tiny_model("llama-64", torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"max_new_tokens": 5, "budget": 3, "batch_size": 2}
+    attention = wide.config._attn_implementation
     dense = ddtree.generate(wide, tokenizer, PROMPTS[1:], attention="dense", **options)
     paged = ddtree.generate(wide.to(device), tokenizer, PROMPTS[1:], attention="paged", **options)
     assert [one.text for one in paged] == [one.text for one in dense]
+    assert wide.config._attn_implementation == attention
+
+
+def test_the_model_is_given_back_in_its_modes(model: Any, tokenizer: Any) -> None:
+    """Module by module, where the decoding ends as where it is stopped or never begins."""
+
+    def stopped(_: Piece) -> None:
+        assert not model.training
+        raise KeyboardInterrupt
+
+    ends: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (None, {}),
+        (None, {"attention": "dense", "batch_size": 1}),
+        (KeyboardInterrupt, {"stream": stopped}),
+        (InputError, {"drafter": "no-such-drafter"}),
+        (InputError, {"attention": "paged"}),
+        (InputError, {"seed": [1, 2, 3]}),
+    )
+    frozen = model.model.layers[1]
+    try:
+        model.train()
+        frozen.eval()
+        modes = [module.training for module in model.modules()]
+        assert any(modes) and not all(modes)
+        attention = model.config._attn_implementation
+        for error, options in ends:
+            with pytest.raises(error) if error else nullcontext():
+                ddtree.generate(model, tokenizer, ["abc", "b"], max_new_tokens=2, **options)
+            assert [module.training for module in model.modules()] == modes, options
+            assert model.config._attn_implementation == attention, options
+    finally:
+        model.eval()
 
 
 def test_text_only_grows(tokenizer: Any) -> None:

@@ -248,10 +248,13 @@ def test_tune_measures_stores_and_auto_uses_it(
     with pytest.raises(InputError, match=r"none are stored for .*ddtree.tune\(model, tokenizer"):
         ddtree.generate(model, letters, "abcabc", budget="auto")
     told: list[tuple[int, int]] = []
+    model.train()
     tuning = ddtree.tune(
         model, letters, ["abcabcab", "zyx"], budgets=(7, 2), topks=(1, None), max_new_tokens=40,
         rounds=4, on_progress=lambda done, most, _: told.append((done, most)),
     )  # fmt: skip
+    assert model.training
+    model.eval()
     assert [cost.budget for cost in tuning.costs] == [0, 2, 7]
     assert all(cost.rounds == 4 and cost.round_ms > 0 for cost in tuning.costs)
     assert {(each.budget, each.topk) for each in tuning.accepted} == {
@@ -304,8 +307,13 @@ def test_tune_times_a_full_batch(model: Any) -> None:
 def test_bad_input_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets below 1, texts too short to read anything off, auto with a topk or a nameless drafter."""
     letters = Letters()
+    model.train()
     with pytest.raises(InputError, match="budget is 0; the least is 1"):
         ddtree.tune(model, letters, "abc", budgets=(0,))
+    assert model.training
+    model.eval()
+    with pytest.raises(InputError, match="prompt 1: token ids reach from 1000000"):
+        ddtree.tune(model, letters, [letters("abc")["input_ids"], [10**6]])
     with pytest.raises(
         InputError, match="max_new_tokens is 7; a round is read off 8, the drafter's"
     ):
