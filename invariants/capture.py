@@ -103,7 +103,7 @@ def save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None
                 save_file(tensors, work, metadata)
     except (OSError, safetensors.SafetensorError) as error:
         raise PlaceError(
-            f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+            f"cannot write {path}: {getattr(error, 'strerror', None) or error}", error
         ) from None
 
 

@@ -87,8 +87,7 @@ def guarded(ctx: Any = None) -> Iterator[None]:
             raise
         from ddtree.invariants.files import PlaceError
 
-        is_place = isinstance(error, PlaceError)
-        fail(str(error), "make room there, or choose another place" if is_place else usage())
+        fail(str(error), error.step if isinstance(error, PlaceError) else usage())
     except AssertionError as error:
         from ddtree.invariants import InvariantViolation
 

@@ -139,7 +139,7 @@ def conform(
         # the report stands on stdout: a script that reads exit code 2 looks for the reason on stderr
         fail(
             f"{found.name}: {_nothing_judged(results)}",
-            "let it take one of them, or ask for others",
+            "let it take some of these calls; `ddtree conform --help` has what it may say of itself",
         )
 
 

@@ -237,14 +237,14 @@ def write_whole(path: Path, data: bytes) -> str:
     Returns:
         What was done: ``wrote page.html``, or ``overwrote page.html``.
     """
-    from ddtree.invariants.files import written_whole
+    from ddtree.invariants.files import next_place, written_whole
 
     told = f"{'overwrote' if path.exists() else 'wrote'} {path}"
     try:
         with written_whole(path) as work:
             work.write_bytes(data)
     except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}", "choose another place")
+        fail(f"cannot write {path}: {error.strerror}", next_place(error))
     return told
 
 

@@ -287,7 +287,7 @@ def store(tuning: Tuning) -> Path:
             work.write_text(json.dumps(tuning.as_json(), indent=1), encoding="utf-8")
     except OSError as error:
         raise PlaceError(
-            f"cannot write {path}: {error}; set XDG_CACHE_HOME to another place"
+            f"cannot write {path}: {error}; set XDG_CACHE_HOME to another place", error
         ) from error
     return path
 

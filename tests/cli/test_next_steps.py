@@ -64,7 +64,11 @@ def test_a_missing_file_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
     [
         (OSError(28, "No space left on device", "x.npz"), "make room there, or choose another"),
         (OSError(5, "Input/output error"), "ddtree --help"),
-        (PlaceError("cannot write x.npz: its folder is not writable"), "choose another place"),
+        (
+            PlaceError("cannot write x.npz: its folder is not writable"),
+            "next: choose another place",
+        ),
+        (PlaceError("cannot write x.npz: full", OSError(28, "full")), "next: make room there, or"),
     ],
 )
 def test_an_error_of_a_place_has_a_next_step(
