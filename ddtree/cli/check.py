@@ -52,9 +52,12 @@ def check(
     require_call(file)
     from ddtree.invariants import report as checked
     from ddtree.invariants.conformance.failed import failed_in
+    from ddtree.invariants.sizes import batch_counts, batch_of, room_counts
 
     captured = read_call(file)
     failed = failed_in(file)
+    counts = batch_counts(captured.call) | room_counts(captured.call)
+    is_empty = bool(counts) and batch_of(captured.call) == 0
     report = checked(captured.call)
     if as_json:
         print_json(
@@ -69,13 +72,19 @@ def check(
             }
         )
     else:
-        _print(report, captured.not_read, file, failed, verbose)
+        _print(report, captured.not_read, file, failed, verbose=verbose, is_empty=is_empty)
     if not report.ok:
         raise typer.Exit(BROKEN)
 
 
 def _print(
-    report: "Report", not_read: dict[str, str], file: Path, failed: "Failed | None", verbose: bool
+    report: "Report",
+    not_read: dict[str, str],
+    file: Path,
+    failed: "Failed | None",
+    *,
+    verbose: bool,
+    is_empty: bool,
 ) -> None:
     from ddtree.invariants.capture import named
 
@@ -92,6 +101,7 @@ def _print(
     broken = dict.fromkeys(violation.invariant for violation in report.broken)
     verdict = f"BROKEN: {', '.join(broken)}" if broken else "nothing is broken"
     counts = f"{len(report.held)} held, {len(broken)} broken, {len(report.not_checked)} not checked"
+    counts = f"0 requests; {counts}" if is_empty else counts
     style = "bold red" if broken else "bold green"
     console.print(Text(f"{file}: {verdict} ({counts})", style), soft_wrap=True)
     if failed is not None:

@@ -192,6 +192,8 @@ def _view_of_file(call: "Call", request: int, file: Path) -> "TreeView":
 
 
 def _require_request(request: int, batch: int) -> None:
+    if batch == 0:
+        fail("the call has 0 requests: there is nothing to draw", "give a call that has one")
     if request >= batch:
         fail(f"--request is {request}, the call has {batch}", "count requests from 0")
 

@@ -370,6 +370,21 @@ def test_show_json_is_json_alone(run: Run) -> None:
     assert np.array(told["visible"]).shape == (17, 22)
 
 
+def test_an_empty_batch_is_named(run: Run, tmp_path: Path) -> None:
+    """Nothing is broken in no request, which is said; and there is nothing to draw."""
+    zero = np.array([0])
+    np.savez(
+        tmp_path / "call.npz", qo_indptr=zero, kv_indptr=zero, mask_indptr=zero,
+        custom_mask=np.zeros(0, bool),
+    )  # fmt: skip
+    assert "nothing is broken (0 requests; 11 held" in run("check", tmp_path / "call.npz").stdout
+    result = run("show", tmp_path / "call.npz")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: the call has 0 requests: there is nothing to draw\n")
+    np.savez(tmp_path / "part.npz", vocab_size=np.array(5))
+    assert "0 requests" not in run("check", tmp_path / "part.npz").stdout
+
+
 def test_show_needs_a_mask(run: Run, tmp_path: Path) -> None:
     """What is missing is named."""
     np.savez(tmp_path / "call.npz", qo_indptr=np.array([0, 17]))
