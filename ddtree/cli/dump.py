@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ddtree.cli.models import require_places
 from ddtree.cli.options import (
     AUTO,
     BlockSize,
@@ -54,6 +55,7 @@ def dump(
       ddtree dump live.npz --prompt "1, 2, 3, 1, 2," --raw --round 3
     """
     refuse_ignored(ctx, prompt)
+    require_places(target, draft)
     from ddtree.cli.source import Wanted
     from ddtree.invariants import Call
     from ddtree.invariants import dump as write

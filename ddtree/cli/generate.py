@@ -184,8 +184,10 @@ def generate(
     if not texts:
         fail("there is no prompt", 'give one or more: ddtree generate "Hello", or --prompts FILE')
     strings = tuple(stop or ())
+    from ddtree.cli.models import encode, load_pair, require_places, require_tuned, tuned
+
+    require_places(target, draft)
     from ddtree import invariants
-    from ddtree.cli.models import encode, load_pair, require_tuned, tuned
     from ddtree.decoding.completion import processors_of
     from ddtree.decoding.stops import Stops, require_strings
     from ddtree.spec.sampling import Sampling

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.text import Text
 
 from ddtree.cli.options import AUTO
 from ddtree.cli.output import command as command_line
 from ddtree.cli.output import fail, need, progress, stderr
+from ddtree.places import is_missing, is_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +121,14 @@ def encode(tokenizer: Any, prompts: Sequence[str], chat: bool | None) -> "list[T
         return encode_all(tokenizer, turns if in_template else prompts)
     except InputError as error:
         fail(str(error), "use --raw" if in_template else "give some text")
+
+
+def require_places(target: str, draft: str) -> None:
+    """Leave if a folder or file of that name is not there, before anything heavy is imported."""
+    if is_missing(target):
+        fail(f"target {target!r}: no such file or folder", _other_target(target))
+    if is_missing(draft):
+        _no_drafter(draft)
 
 
 def load_pair(
@@ -252,16 +261,7 @@ def _require_drafter(name: str, block_size: int | None) -> int:
     try:
         folder = checkpoint_folder(name)
     except InputError:
-        fail(
-            f"--draft {name!r} is neither 'embedded' nor 'ngram' nor a folder nor a model in the local "
-            "Hugging Face cache",
-            _other_name("--draft", name, ["embedded", "ngram", AUTO])
-            or _others(
-                name,
-                "--draft embedded or ngram, or the folder of a DFlash checkpoint (config.json and "
-                "*.safetensors)",
-            ),
-        )
+        _no_drafter(name)
     try:
         trained = DFlashConfig.from_json(folder / "config.json").block_size
     except InputError as error:
@@ -274,10 +274,22 @@ def _require_drafter(name: str, block_size: int | None) -> int:
     return trained
 
 
+def _no_drafter(name: str) -> NoReturn:
+    """Leave: the name is no drafter's."""
+    fail(
+        f"--draft {name!r} is neither 'embedded' nor 'ngram' nor a folder nor a model in the local "
+        "Hugging Face cache",
+        _other_name("--draft", name, ["embedded", "ngram", AUTO])
+        or _others(
+            name,
+            "--draft embedded or ngram, or the folder of a DFlash checkpoint (config.json and "
+            "*.safetensors)",
+        ),
+    )
+
+
 def _other_drafter(name: str) -> str:
     """What to do where a drafter cannot be loaded, or not for this target."""
-    from ddtree.decoding.embedded import is_path
-
     if name == "embedded":
         anew = "install ddtree anew"
     elif is_path(name) or Path(name).exists():
@@ -307,8 +319,6 @@ def _other_name(option: str, name: str, names: Sequence[str]) -> str:
 
 def _others(name: str, what: str) -> str:
     """What else can be given; a name that a hub may know can be fetched."""
-    from ddtree.decoding.embedded import is_path
-
     if is_path(name) or Path(name).exists():
         return f"give {what}"
     return f"give {what}; or fetch this one: {command_line('hf', 'download', name)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ddtree.cli.captured import read_call, require_call
+from ddtree.cli.models import require_places
 from ddtree.cli.options import (
     AUTO,
     OF_SOURCE,
@@ -80,6 +81,7 @@ def show(
     if file is not None:
         refuse_given(ctx, OF_SOURCE, f"with a file: {file} holds its call")
     refuse_ignored(ctx, prompt)
+    require_places(target, draft)
     if file is not None:
         require_call(file)
     if out is not None:

@@ -127,7 +127,9 @@ def tune(
     texts = read_prompts(prompts) if prompts else None
     if texts == []:
         fail(f"there is no prompt in {prompts}", "give one a line")
-    from ddtree.cli.models import NGRAM_BLOCK_SIZE, block_size_of, encode, load_pair
+    from ddtree.cli.models import NGRAM_BLOCK_SIZE, block_size_of, encode, load_pair, require_places
+
+    require_places(target, draft)
     from ddtree.decoding import tuning
     from ddtree.decoding.stops import Stops
     from ddtree.decoding.tuning_results import key_of, store

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from ddtree.decoding.dflash_config import DFlashConfig
 from ddtree.decoding.dflash_model import DFlashModel
-from ddtree.decoding.embedded import EMBEDDED_DRAFTER, is_path
+from ddtree.decoding.embedded import EMBEDDED_DRAFTER
+from ddtree.places import is_path
 from ddtree.spec.contracts import BlockSize
 from ddtree.spec.errors import InputError, require
 

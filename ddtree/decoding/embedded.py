@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 import ddtree
 from ddtree.invariants.files import written_whole
+from ddtree.places import is_path
 from ddtree.spec.errors import InputError
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -76,12 +77,6 @@ def load_target(
         else:
             model, tokenizer = _from_hub_cache(name, dtype, say, look)
     return model.to(device).eval(), tokenizer
-
-
-def is_path(name: str) -> bool:
-    """Whether a name can only be a place on this machine: a model of a hub has one slash at most."""
-    starts_as_one = name.startswith((".", "~")) or Path(name).is_absolute()
-    return starts_as_one or name.count("/") > 1 or name.endswith(".gguf")
 
 
 def embedded_gguf() -> Path:
