@@ -494,8 +494,11 @@ def _print(run: Run, one: Written, why: str, debug: bool) -> None:
     if cut:
         console.print(f"the last round had {counted(cut, 'token')} more, past the end of the text")
     _print_end(debug)
-    verdict = Text(f"no: {why}") if one.compared is None else run.pair.verdict(one.compared)
-    console.print(Text.assemble("compared with plain decoding: ", verdict))
+    if one.compared is None:
+        console.print(Text(f"not compared with plain decoding: {why}"))
+    else:
+        verdict = run.pair.verdict(one.compared)
+        console.print(Text.assemble("compared with plain decoding: ", verdict))
 
 
 def _print_table(run: Run, why: str, debug: bool) -> None:
@@ -530,7 +533,7 @@ def _print_table(run: Run, why: str, debug: bool) -> None:
         if one.compared and not one.compared.equal:
             console.print(Text.assemble(f"prompt {number}: ", run.pair.verdict(one.compared)))
     if why:
-        console.print(Text(f"compared with plain decoding: no: {why}"))
+        console.print(Text(f"not compared with plain decoding: {why}"))
 
 
 ENDS = {"length": "its length", "stop_token": "a stop token", "stop_string": "a stop string"}

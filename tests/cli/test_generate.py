@@ -89,7 +89,10 @@ def test_sampling_repeats_and_says_why_it_is_not_compared(run: Run, tiny_folder:
 def test_no_compare(run: Run, tiny_folder: Path) -> None:
     """The baseline is left out, and that is said."""
     args = (PROMPT, "--target", tiny_folder, "--max-new-tokens", 4, "--no-compare")
-    assert "no: not asked for (--no-compare)" in run("generate", *args).stdout
+    assert (
+        "not compared with plain decoding: not asked for (--no-compare)"
+        in run("generate", *args).stdout
+    )
 
 
 def test_chat_without_a_template_is_refused(run: Run, tiny_folder: Path) -> None:
@@ -217,7 +220,7 @@ def test_an_interruption_tells_what_there_is(
     assert "interrupted" in result.stderr
     assert "\ninterrupted\n" in result.output  # the text's line has ended
     assert "in 2 verify passes" in result.stdout
-    assert "compared with plain decoding: no: interrupted" in result.stdout
+    assert "not compared with plain decoding: interrupted" in result.stdout
     passes.left = 2
     result = run(*args, "--json")
     assert json.loads(result.stdout)["interrupted"] is True
@@ -491,7 +494,7 @@ def test_a_batch_that_is_interrupted_tells_of_each(
     args = ("generate", "q", "a b", "c", "--target", tiny_folder, "--max-new-tokens", 9)
     result = run(*args, "--batch-size", 2)
     assert result.exit_code == 130
-    assert "no: interrupted" in result.stdout
+    assert "not compared with plain decoding: interrupted" in result.stdout
     assert "the first token comes with the prompt, and is in no verify pass" in result.stdout
     passes.left = 3
     report = json.loads(run(*args, "--batch-size", 2, "--json").stdout)
