@@ -70,22 +70,19 @@ def sizes_of(call: Call) -> Sizes:
     Requests that are not in use are no evidence: what speaks for a width need not speak for theirs.
     """
     batch = batch_of(call)
-    empty = _empty(call, batch)
+    empty = _empty(call)
     used = without(call, empty, batch)
     prefix_lens = _lens(_prefix_lens(used, batch - len(empty)))
     q_lens = _among(_lens(_q_lens(used, batch - len(empty), prefix_lens)), empty)
     return Sizes(batch, q_lens, _among(prefix_lens, empty), idle_requests(call, q_lens or []))
 
 
-def _empty(call: Call, batch: int) -> frozenset[int]:
-    """Unused requests of fixed buffers by the call's claims, for which no indptr has anything; never all."""
-    q_lens = _own_lens(call.q_lens, batch) or diffs(call.qo_indptr, batch)
-    if q_lens is None:
-        return frozenset()
-    lens = [diffs(getattr(call, name), batch) for name in INDPTRS]
-    held = [sum(map(abs, each)) for each in zip(*filter(None, lens), strict=True)]
-    empty = frozenset(b for b in idle_requests(call, q_lens) if held[b] == 0)
-    return empty if len(empty) < batch else frozenset()
+def _empty(call: Call) -> frozenset[int]:
+    """Requests that the call claims are not in use, for which no indptr has anything; never all of them."""
+    claimed = claimed_sizes(call)
+    lens = [diffs(getattr(call, name), claimed.batch) for name in INDPTRS]
+    empty = frozenset(b for b in claimed.idle if not any(each[b] for each in lens if each))
+    return empty if len(empty) < claimed.batch else frozenset()
 
 
 def without(call: Call, empty: frozenset[int], batch: int) -> Call:
@@ -114,7 +111,7 @@ def _among(lens: Lens | None, empty: frozenset[int]) -> Lens | None:
 
 def in_use(call: Call, sizes: Sizes) -> tuple[Call, Sizes, Lens]:
     """The call and its sizes without the requests that are not in use, and which ones are left."""
-    empty = _empty(call, sizes.batch) & sizes.idle
+    empty = _empty(call) & sizes.idle
     if not empty:
         return call, sizes, list(range(sizes.batch))
     kept = [b for b in range(sizes.batch) if b not in empty]
@@ -143,7 +140,7 @@ def idle_requests(call: Call, q_lens: Lens) -> frozenset[int]:
     unused = (
         [p == 0 for p in held]
         if told is None or told.numel() != len(q_lens)
-        else told.lt(0).tolist()
+        else (told < 0).tolist()
     )
     pairs = zip(q_lens, unused, strict=True)
     return frozenset(b for b, (q_len, is_unused) in enumerate(pairs) if q_len == 0 and is_unused)
